@@ -1,0 +1,26 @@
+"""One llama.cpp build: find it, describe it, drive it, survive it. The only room that knows ctypes."""
+
+from .context import CACHE_TYPES, Blob, Context, ContextSettings, Logits, StateFlags, TokenBatch
+from .errors import BuildError, DecodeError, EngineError, ModelError, StateError
+from .library import BUNDLED, BuildIdentity, Library, find_library
+from .model import Model
+
+__all__ = [
+    "BUNDLED",
+    "CACHE_TYPES",
+    "Blob",
+    "BuildError",
+    "BuildIdentity",
+    "Context",
+    "ContextSettings",
+    "DecodeError",
+    "EngineError",
+    "Library",
+    "Logits",
+    "Model",
+    "ModelError",
+    "StateError",
+    "StateFlags",
+    "TokenBatch",
+    "find_library",
+]
