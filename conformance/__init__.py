@@ -1,0 +1,1 @@
+"""A conformance suite for llama.cpp's memory: one test module per topic in `specs/`."""

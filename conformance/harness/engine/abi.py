@@ -40,6 +40,7 @@ class Layout:
         id: name of the row in `layouts.yaml`.
         structure: a `ctypes.Structure` class with the row's fields.
         defaults: accepted default values by field name.
+
     """
 
     id: str
@@ -58,6 +59,7 @@ class Probe:
     Attributes:
         written: one flag per byte of the buffer.
         content: the buffer after the first call.
+
     """
 
     written: tuple[bool, ...]
@@ -101,7 +103,9 @@ def known_layouts(struct: str) -> tuple[Layout, ...]:
             {"_fields_": [(f["name"], _C_TYPES[f["type"]]) for f in present]},
         )
         if ctypes.sizeof(structure) != row["size"]:
-            raise AssertionError(f"{_LAYOUTS.name}: row {row['id']} is {ctypes.sizeof(structure)} bytes, not {row['size']}")
+            raise AssertionError(
+                f"{_LAYOUTS.name}: row {row['id']} is {ctypes.sizeof(structure)} bytes, not {row['size']}"
+            )
         defaults = {
             f["name"]: tuple(f["default"]) if isinstance(f["default"], list) else (f["default"],)
             for f in present
@@ -142,13 +146,13 @@ def recognise(struct: str, seen: Probe, library: Path) -> Layout:
 
     Raises:
         BuildError: no row fits, or more than one; the message holds the written bytes, so that a row can be added.
+
     """
     fits = [layout for layout in known_layouts(struct) if seen.shows(layout)]
     if len(fits) == 1:
         return fits[0]
     written = " ".join(
-        f"{byte:02x}" if flag else "--"
-        for byte, flag in zip(seen.content[: seen.extent], seen.written, strict=False)
+        f"{byte:02x}" if flag else "--" for byte, flag in zip(seen.content[: seen.extent], seen.written, strict=False)
     )
     found = "no known layout fits" if not fits else "several layouts fit: " + ", ".join(f.id for f in fits)
     raise BuildError(

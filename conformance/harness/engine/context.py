@@ -57,7 +57,9 @@ class ContextSettings:
     def __post_init__(self) -> None:
         for name in ("type_k", "type_v"):
             if getattr(self, name) not in CACHE_TYPES:
-                raise ModelError(f"{name}={getattr(self, name)!r}: no such cache type; choose from {', '.join(CACHE_TYPES)}")
+                raise ModelError(
+                    f"{name}={getattr(self, name)!r}: no such cache type; choose from {', '.join(CACHE_TYPES)}"
+                )
         if self.flash_attn not in _FLASH:
             raise ModelError(f"flash_attn={self.flash_attn!r}: choose from {', '.join(_FLASH)}")
 
@@ -77,6 +79,7 @@ class TokenBatch:
             the build number them itself.
         sequences: per token the sequence ids it belongs to; one int for all tokens.
         outputs: bool [n], which tokens give logits.
+
     """
 
     tokens: npt.NDArray[np.int32] | None
@@ -118,6 +121,7 @@ class Context:
     Raises:
         ModelError: the build refused to make the context.
         BuildError: the read-back failed.
+
     """
 
     def __init__(self, model: Model, settings: ContextSettings | None = None) -> None:
@@ -154,13 +158,17 @@ class Context:
             "n_ubatch": min(asked.n_ubatch, self.n_batch),
         }
         seen = {name: getattr(library, f"llama_{name}")(self.handle) for name in expected}
-        wrong = [f"{name} set to {expected[name]}, read {seen[name]}" for name in expected if seen[name] != expected[name]]
+        wrong = [
+            f"{name} set to {expected[name]}, read {seen[name]}" for name in expected if seen[name] != expected[name]
+        ]
         if not min(asked.n_ctx, self.model.n_ctx_train) <= self.n_ctx < asked.n_ctx + 256 * asked.n_seq_max:
             wrong.append(f"n_ctx set to {asked.n_ctx}, read {self.n_ctx}")
         if library.has("llama_n_ctx_seq") and asked.n_seq_max > 1:
             per_sequence = library.llama_n_ctx_seq(self.handle)
             if (per_sequence == self.n_ctx) != asked.kv_unified:
-                wrong.append(f"kv_unified set to {asked.kv_unified}, read {self.n_ctx} cells, {per_sequence} a sequence")
+                wrong.append(
+                    f"kv_unified set to {asked.kv_unified}, read {self.n_ctx} cells, {per_sequence} a sequence"
+                )
         if self.n_rs_seq not in (0, asked.n_rs_seq):
             wrong.append(f"n_rs_seq set to {asked.n_rs_seq}, read {self.n_rs_seq}")
         if wrong:
@@ -210,6 +218,7 @@ class Context:
 
         Raises:
             DecodeError: the build returned other than 0.
+
         """
         ids = np.ascontiguousarray(tokens, np.int32)
         first = self.pos_max(sequence) + 1 if start is None else start
@@ -339,6 +348,7 @@ class Context:
 
         Raises:
             StateError: the build wrote more than it announced, or nothing.
+
         """
         blob = np.empty(self.announced_bytes(sequence, flags), np.uint8)
         target, size = blob.ctypes.data, len(blob)
@@ -356,6 +366,11 @@ class Context:
                 self.library.llama_state_seq_set_data_ext(self.handle, source.ctypes.data, len(source), sequence, flags)
             )
         return int(self.library.llama_state_seq_set_data(self.handle, source.ctypes.data, len(source), sequence))
+
+    def restore(self, blob: Blob, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> None:
+        """Load a blob that must fit; raises `StateError` when the build refuses it."""
+        if self.load(blob, sequence, flags) == 0:
+            raise StateError(f"the build refused to load a state of {len(blob)} bytes that it wrote itself ({flags!r})")
 
     def announced_context_bytes(self) -> int:
         """Bytes that the build says the whole context's state takes."""
@@ -423,5 +438,7 @@ class Context:
     def __enter__(self) -> Context:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -20,6 +20,7 @@ class DecodeError(EngineError):
 
     Attributes:
         code: what it returned (1 no room, 2 aborted, -1 invalid batch, below -1 fatal).
+
     """
 
     def __init__(self, code: int, message: str) -> None:

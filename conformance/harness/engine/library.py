@@ -125,6 +125,7 @@ class BuildIdentity:
         digest: SHA-256 over the names and bytes of the build's libraries, first 16 hex digits.
         context_layout, model_layout: rows of `layouts.yaml` that the probe recognised.
         symbols: the optional functions that this build has.
+
     """
 
     reference: str
@@ -162,6 +163,7 @@ def find_library(reference: str) -> Path:
 
     Raises:
         BuildError: nothing there.
+
     """
     if reference == BUNDLED:
         package = importlib.util.find_spec("llama_cpp")
@@ -217,6 +219,7 @@ class Library:
     Attributes:
         context_layout, model_layout: struct layouts that the probe recognised.
         log: the last lines the build logged, oldest first, as (ggml log level, text).
+
     """
 
     log_lines = 200
@@ -244,7 +247,9 @@ class Library:
             if self.ggml_backend_reg_count() == 0:
                 self.ggml_backend_load_all_from_path(str(self.path.parent).encode())
             if self.ggml_backend_reg_count() == 0:
-                raise BuildError(f"{self.path}: no CPU back end found beside it; keep the libggml-cpu files in that folder")
+                raise BuildError(
+                    f"{self.path}: no CPU back end found beside it; keep the libggml-cpu files in that folder"
+                )
 
     @property
     def seconds(self) -> float:

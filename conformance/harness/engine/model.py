@@ -24,6 +24,7 @@ class Model:
         n_vocab, n_embd, n_layer: as the build read them.
         n_swa: attention window of the sliding layers in tokens, 0 without one.
         rope_type: "none", "norm", "neox", "mrope", "imrope" or "vision".
+
     """
 
     def __init__(self, library: Library, path: str | Path) -> None:
@@ -45,7 +46,9 @@ class Model:
         handle = library.llama_model_load_from_file(str(self.path).encode(), params)
         if not handle:
             reason = library.last_error() or "it gave no reason"
-            raise ModelError(f"model {self.path}: the build refused to load it ({reason}); check the file and its architecture")
+            raise ModelError(
+                f"model {self.path}: the build refused to load it ({reason}); check the file and its architecture"
+            )
         self.handle: int | None = handle
         if not progress or set(progress) != {_SENTINEL}:
             self.close()
@@ -90,9 +93,12 @@ class Model:
 
     def metadata(self, key: str) -> str | None:
         """A scalar metadata value as text, or None when the model lacks the key."""
-        return self._text(
-            lambda buffer, size: self.library.llama_model_meta_val_str(self.handle, key.encode(), buffer, size)
-        ) or None
+        return (
+            self._text(
+                lambda buffer, size: self.library.llama_model_meta_val_str(self.handle, key.encode(), buffer, size)
+            )
+            or None
+        )
 
     def tokenize(self, text: str, *, special: bool = True) -> npt.NDArray[np.int32]:
         """Token ids of a text, int32 [n]; with `special`, chat and vision markers become single tokens."""
@@ -118,7 +124,9 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @staticmethod

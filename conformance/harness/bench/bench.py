@@ -1,0 +1,214 @@
+"""The build and the model under test, as a check sees them. Lives in a child process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from conformance.harness.contract.census import ModelCensus, census_of_gguf
+from conformance.harness.engine import Blob, Context, ContextSettings, Library, Model, StateFlags
+from conformance.harness.faults import FAULTS
+from conformance.harness.measure.deviation import Deviation, nmse
+from conformance.harness.state import BlobError, LayerMap, SequenceState, parse
+from fixtures import models
+
+Tokens = npt.NDArray[np.int32]
+Floor = Literal["repeat", "threads", "ubatch"]
+
+_FLOOR_TOKENS = 600
+_FLOOR_VARIANTS: dict[Floor, tuple[dict[str, int], ...]] = {
+    "repeat": ({},),
+    "ubatch": ({"n_ubatch": 8}, {"n_ubatch": 64}),
+    "threads": ({"n_threads": 2},),
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a process needs to run a check: picklable, printable, and enough for a replay on another machine.
+
+    Attributes:
+        build: reference of the build under test.
+        model: name of a fixture model, or the path of a GGUF.
+        fault: name of the planted fault that makes the engine lie, None for the engine as it is.
+        n_threads: threads for every context.
+
+    """
+
+    build: str
+    model: str
+    fault: str | None = None
+    n_threads: int = 1
+
+    @property
+    def model_path(self) -> Path:
+        """The GGUF; a fixture model is written first when the cache does not hold it."""
+        return models.path(self.model) if self.model in models.names() else Path(self.model)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one case of one check gave, and the seconds of it spent inside the build."""
+
+    deviation: Deviation
+    seconds_in_library: float
+
+
+@dataclass(frozen=True)
+class Acquaintance:
+    """What a first look at a model under a build found; every figure is measured.
+
+    Attributes:
+        kinds: memory kinds, as the build says.
+        capabilities: what was seen to work.
+        floors: NMSE of the last logits of a text between runs that should agree: repeat (same shapes), ubatch (8 and 64
+            against 512), threads (2 against 1). Flash attention off.
+        prefill_tokens_per_second: at ubatch 512, one text.
+        n_bytes: size of the weights.
+
+    """
+
+    kinds: frozenset[str]
+    capabilities: frozenset[str]
+    floors: dict[Floor, float]
+    prefill_tokens_per_second: float
+    n_bytes: int
+
+
+class Bench:
+    """One model loaded in one build. Contexts made here are always new, so nothing leaks from case to case."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.library = _library(setup.build)
+        self.model = Model(self.library, setup.model_path)
+        self.census: ModelCensus = census_of_gguf(setup.model_path)
+        self._context: Callable[[Model, ContextSettings], Context] = (
+            FAULTS[setup.fault].context if setup.fault else Context
+        )
+
+    def context(self, settings: ContextSettings) -> Context:
+        """A new context, to be used as a context manager."""
+        return self._context(self.model, settings.changed(n_threads=self.setup.n_threads))
+
+    def texts(self, seed: int, *counts: int) -> list[Tokens]:
+        """Consecutive pieces of one random text, int32 [count] each; every token of the vocabulary may occur."""
+        drawn = np.random.default_rng(seed).integers(0, self.model.n_vocab, sum(counts), dtype=np.int32)
+        return np.split(drawn, np.cumsum(counts)[:-1])
+
+    @property
+    def layers(self) -> LayerMap | None:
+        """Which model layer each layer of a blob is; None where the metadata does not tell."""
+        census = self.census
+        if census.attention is None or census.recurrent is None:
+            return None
+        base = tuple(layer.index for layer in census.attention if not layer.sliding)
+        sliding = tuple(layer.index for layer in census.attention if layer.sliding)
+        caches = (base, sliding) if sliding else (base,) if base else ()
+        return LayerMap(caches, tuple(layer.index for layer in census.recurrent))
+
+    def state(self, blob: Blob) -> SequenceState:
+        """A full sequence blob, parsed; what the metadata declares decides between two readings, and never more."""
+        try:
+            return parse(blob)
+        except BlobError:
+            census = self.census
+            return parse(
+                blob,
+                attention_layers=None if census.attention is None else len(census.attention),
+                recurrent_layers=None if census.recurrent is None else len(census.recurrent),
+            )
+
+    def close(self) -> None:
+        """Free the model."""
+        self.model.close()
+
+
+@lru_cache(maxsize=1)
+def _library(build: str) -> Library:
+    return Library(build)
+
+
+@lru_cache(maxsize=16)
+def _bench(setup: Setup) -> Bench:
+    return Bench(setup)
+
+
+def measure(setup: Setup, body: Callable[[Bench, Any], Deviation], case: Any) -> Measurement:
+    """Run one case of a check; models stay loaded between calls."""
+    bench = _bench(setup)
+    before = bench.library.seconds
+    deviation = body(bench, case)
+    return Measurement(deviation, bench.library.seconds - before)
+
+
+def identify(build: str) -> dict[str, Any]:
+    """Load a build and say what it is."""
+    return asdict(_library(build).identity())
+
+
+def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
+    """A first look at a model: its kinds, what works, how noisy it is, how fast.
+
+    Args:
+        setup: the build and the model.
+        floors: the kinds of noise to measure.
+
+    """
+    bench = _bench(setup)
+    n = min(_FLOOR_TOKENS, max(bench.model.n_ctx_train - 1, 1))
+    (text,) = bench.texts(0, n)
+
+    def logits(**settings: Any) -> npt.NDArray[np.float32]:
+        chosen = ContextSettings(n_threads=setup.n_threads).changed(**settings)
+        with bench._context(bench.model, chosen) as context:
+            return context.decode(text)
+
+    begin = time.perf_counter()
+    reference = logits()
+    seconds = time.perf_counter() - begin
+    measured = {
+        floor: max(nmse(logits(**variant), reference) for variant in _FLOOR_VARIANTS[floor]) for floor in floors
+    }
+    return Acquaintance(
+        kinds=bench.model.kinds,
+        capabilities=frozenset(_capabilities(bench)),
+        floors=measured,
+        prefill_tokens_per_second=n / seconds,
+        n_bytes=bench.model.n_bytes,
+    )
+
+
+def _capabilities(bench: Bench) -> list[str]:
+    found = ["state_files"]
+    if bench.library.has("llama_state_seq_get_data_ext"):
+        found.append("partial_state")
+    with bench.context(ContextSettings(n_ctx=256, n_rs_seq=2)) as context:
+        if context.can_shift:
+            found.append("can_shift")
+        if context.n_rs_seq:
+            found.append("rollback")
+    return found
+
+
+def try_on_device(setup: Setup) -> bool:
+    """Whether a state saved with ON_DEVICE can be loaded again. Some builds abort, so this is a call of its own."""
+    bench = _bench(setup)
+    if not bench.library.has("llama_state_seq_get_data_ext"):
+        return False
+    prefix, suffix = bench.texts(0, 20, 2)
+    with bench.context(ContextSettings(n_ctx=256)) as context:
+        context.decode(prefix)
+        blob = context.save(flags=StateFlags.ON_DEVICE)
+        expected = context.decode(suffix)
+        context.seq_rm(0)
+        if context.load(blob, flags=StateFlags.ON_DEVICE) == 0:
+            return False
+        return nmse(context.decode(suffix), expected) < 1e-6

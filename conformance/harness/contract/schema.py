@@ -1,0 +1,340 @@
+"""The shape of the files in ``specs/``: documents, profiles, invariants and known failures.
+
+Validation is strict: no unknown key and no conversion between types. A field's description is what to write there;
+error lines end with it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import date
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, TypeVar
+
+from hypothesis import strategies as st
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+Kind = Literal["attention", "recurrent", "hybrid", "sliding_window"]
+Capability = Literal["partial_state", "on_device", "state_files", "can_shift", "rollback"]
+
+KINDS: dict[Kind, str] = {
+    "attention": "attention",
+    "recurrent": "a recurrent state",
+    "hybrid": "attention beside a recurrent state",
+    "sliding_window": "a sliding window",
+}
+"""Kinds of sequence memory, in words that follow "needs" and "has"."""
+
+CAPABILITIES: dict[Capability, str] = {
+    "partial_state": "partial saving (PARTIAL_ONLY)",
+    "on_device": "saving inside the context (ON_DEVICE)",
+    "state_files": "saving to and loading from files",
+    "can_shift": "position shifts (can_shift)",
+    "rollback": "rollback of a recurrent state (n_rs_seq > 0)",
+}
+"""What a build may be able to do with a model, in words that follow "needs"."""
+
+INVARIANT_ID = r"[A-Z]{2}-\d{2}"
+CHECK_ID = INVARIANT_ID + r"(/[a-z0-9]+(-[a-z0-9]+)*)?"
+
+Item = TypeVar("Item")
+
+
+def _wrong(problem: str, todo: str = "") -> PydanticCustomError:
+    """An error that says what to do itself, or leaves that to the description of the field."""
+    return PydanticCustomError("spec", "{problem}", {"problem": problem, "todo": todo})
+
+
+def _distinct(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    repeated = [item for number, item in enumerate(items) if item in items[:number]]
+    if repeated:
+        raise _wrong(f"{repeated[0]!r} stands there twice")
+    return items
+
+
+def _some(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    if not items:
+        raise _wrong("found an empty list")
+    return items
+
+
+def _rising(bounds: tuple[int, int]) -> tuple[int, int]:
+    low, high = bounds
+    if low > high:
+        raise _wrong(f"the range runs backwards, {low} is more than {high}")
+    return bounds
+
+
+def _model_names(names: Any) -> Any:
+    if names == "all":
+        return ("all",)
+    if not isinstance(names, list):
+        raise _wrong(f"found {names!r}")
+    if not names or "all" in names:
+        raise _wrong("found a list that is empty or names all")
+    return tuple(names)
+
+
+def _specifiers(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise _wrong(f"{text!r} is not a version range") from None
+    return text
+
+
+def _upstream(text: str) -> str:
+    searched = re.fullmatch(r"none found \(searched (\d{4}-\d{2}-\d{2})\)", text)
+    if searched:
+        try:
+            date.fromisoformat(searched[1])
+        except ValueError:
+            raise _wrong(f"{searched[1]} is not a date") from None
+    elif not re.fullmatch(r"https?://\S+", text):
+        raise _wrong(f"{text!r} is neither a link nor a search that found none")
+    return text
+
+
+def _beside(text: str) -> str:
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts:
+        raise _wrong(f"{text!r} leaves the folder")
+    return text
+
+
+Line = Annotated[str, Field(min_length=1, pattern=r"^\S.*$", description="one line of text")]
+Text = Annotated[str, Field(min_length=1, description="some text")]
+Count = Annotated[int, Field(ge=1, description="a whole number from 1 up")]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds, more than 0")]
+Range = Annotated[
+    str, Field(description='a range such as ">=0.3.36,<0.4", quoted'), AfterValidator(_specifiers)
+]  # PEP 440, as in requirements
+ModelNames = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_model_names),
+    AfterValidator(_distinct),
+    Field(description="a list of fixture model names, or the word all"),
+]
+
+
+class Entry(BaseModel):
+    """Base of everything in a spec file: strict, closed to unknown keys, frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Document(Entry):
+    """A published text that invariants are taken from."""
+
+    title: Line
+
+
+class Documents(Entry):
+    """``specs/documents.yaml``."""
+
+    documents: dict[str, Document]
+
+
+class Profile(Entry):
+    """How long a run may look: one of the named effort levels.
+
+    ``shrink_seconds`` bounds the search for a smaller failing case, ``example_timeout_seconds`` a single drawn case and
+    ``check_timeout_seconds`` one invariant on one model with all its cases.
+    """
+
+    purpose: Line
+    shrink_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False, description="seconds, 0 or more")]
+    example_timeout_seconds: Seconds
+    check_timeout_seconds: Seconds
+
+
+class Profiles(Entry):
+    """``specs/profiles.yaml``."""
+
+    default: Line
+    profiles: dict[str, Profile]
+
+    @model_validator(mode="after")
+    def _default_exists(self) -> Profiles:
+        if self.default not in self.profiles:
+            raise _wrong(f"no profile {self.default!r}", f"choose the default from {', '.join(self.profiles)}")
+        return self
+
+
+class Source(Entry):
+    """Where an invariant is claimed. ``document`` defaults to the document of the file."""
+
+    document: str | None = None
+    section: Line
+
+
+class Needs(Entry):
+    """What a model and a build must have for an invariant to mean something.
+
+    Any one of ``kinds`` is enough (none named: every kind); all ``capabilities`` are needed.
+    """
+
+    kinds: Annotated[tuple[Kind, ...], AfterValidator(_distinct), Field(description="a list of kinds")] = ()
+    capabilities: Annotated[
+        tuple[Capability, ...], AfterValidator(_distinct), Field(description="a list of capabilities")
+    ] = ()
+
+
+class Space(Entry):
+    """What one parameter is drawn from: every integer of a closed range, or a list of choices."""
+
+    range: Annotated[
+        tuple[int, int] | None,
+        Field(description="two whole numbers, [lowest, highest]"),
+        AfterValidator(lambda bounds: bounds and _rising(bounds)),
+    ] = None
+    choices: Annotated[
+        tuple[bool | int | str, ...] | None,
+        Field(description="a list of numbers, words, or true and false"),
+        AfterValidator(lambda choices: choices if choices is None else _distinct(_some(choices))),
+    ] = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Space:
+        if (self.range is None) == (self.choices is None):
+            raise _wrong("holds neither or both of range and choices", "write one of them")
+        return self
+
+    def strategy(self) -> st.SearchStrategy[Any]:
+        """Draws from this space; shrinks towards the low end of the range or the first choice."""
+        if self.range is not None:
+            return st.integers(*self.range)
+        return st.sampled_from(self.choices or ())
+
+
+class Accept(Entry):
+    """When a measured deviation passes.
+
+    ``bitwise``: the same bits, for tensors. ``exact``: the same numbers, for counts and sizes. ``within_floor``: at
+    most ``factor`` times the noise of kind ``floor`` that was measured on the same model and build.
+    """
+
+    quantity: Literal["logits", "state", "bytes", "layers"]
+    rule: Literal["bitwise", "exact", "within_floor"]
+    factor: Annotated[
+        float | None, Field(ge=1, allow_inf_nan=False, description="how many times the floor, 1 or more")
+    ] = None
+    floor: Literal["repeat", "threads", "ubatch"] | None = None
+    because: Text
+
+    @model_validator(mode="after")
+    def _factor_and_floor(self) -> Accept:
+        wanted = self.rule == "within_floor"
+        for key, given in (("factor", self.factor), ("floor", self.floor)):
+            if (given is not None) != wanted:
+                does, todo = ("needs", "add it") if wanted else ("takes no", "drop it")
+                raise _wrong(f"the rule {self.rule} {does} {key}", todo)
+        return self
+
+    def limit(self, floor: float) -> float:
+        """The largest deviation that passes, given the measured noise floor (same unit as the deviation)."""
+        return 0.0 if self.factor is None else self.factor * floor
+
+    def holds(self, deviation: float, floor: float) -> bool:
+        """Whether ``deviation`` passes. A deviation or a floor that is not a number never does."""
+        return not math.isnan(floor) and deviation <= self.limit(floor)
+
+
+class Figure(Entry):
+    """A figure an invariant is checked against, and how far to trust it."""
+
+    value: Annotated[bool | int | float | str, Field(description="a number, a word, true or false")]
+    unit: Line | None = None
+    label: Literal["stated", "derived", "assumed"]
+    source: Line
+
+
+class Invariant(Entry):
+    """One statement that must hold, and how it is searched and judged.
+
+    ``examples`` gives the number of drawn cases for every profile. ``timeout_seconds`` replaces the profile's timeout
+    for one drawn case.
+    """
+
+    id: Annotated[str, Field(pattern=f"^{INVARIANT_ID}$", description="an id such as RP-01")]
+    title: Line
+    statement: Text
+    source: Source
+    needs: Needs = Needs()
+    models: ModelNames
+    search: dict[
+        Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", description="lower-case words joined by _")], Space
+    ] = {}
+    examples: dict[str, Count]
+    accept: Accept
+    required: bool
+    timeout_seconds: Seconds | None = None
+    figures: dict[str, Figure] = {}
+
+
+class Topic(Entry):
+    """A spec file ``specs/<topic>.yaml``."""
+
+    topic: Line
+    document: Line
+    invariants: Annotated[tuple[Invariant, ...], AfterValidator(_some), Field(description="a list of invariants")]
+
+
+class Builds(Entry):
+    """Which builds show a known failure: those that any of the three ways of naming a build fits."""
+
+    build_number: Range | None = None
+    package: Line | None = None
+    version: Range | None = None
+    digests: Annotated[tuple[str, ...], AfterValidator(_distinct), Field(description="a list of digests")] = ()
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Builds:
+        if (self.package is None) != (self.version is None):
+            raise _wrong("holds one of package and version", "write both")
+        if self.build_number is None and self.package is None and not self.digests:
+            raise _wrong("names no build", "write build_number, package and version, or digests")
+        return self
+
+
+class Measured(Entry):
+    """What was seen when a known failure was entered; a crash has no deviation."""
+
+    deviation: Annotated[float | None, Field(ge=0, description="a number from 0 up")] = None
+    floor: Annotated[float | None, Field(ge=0, description="a number from 0 up")] = None
+    build: Line
+
+
+class KnownFailure(Entry):
+    """A fault that upstream has, with the proof: how a check fails, on which models and builds, and a replay script.
+
+    ``replay`` is a path relative to the folder of the file. The entry concerns a model that is among ``models`` or has
+    one of ``kinds``.
+    """
+
+    id: Annotated[str, Field(pattern=f"^{CHECK_ID}$", description="an id such as RP-04 or SM-01/some-case-family")]
+    verdict: Literal["FAIL", "CRASH", "TIMEOUT"] = "FAIL"
+    models: Annotated[tuple[str, ...], AfterValidator(_distinct), Field(description="a list of model names")] = ()
+    kinds: Annotated[tuple[Kind, ...], AfterValidator(_distinct), Field(description="a list of kinds")] = ()
+    builds: Builds
+    upstream: Annotated[
+        str, AfterValidator(_upstream), Field(description='a link, or "none found (searched YYYY-MM-DD)"')
+    ]
+    replay: Annotated[Line, AfterValidator(_beside), Field(description="the path of a script beside this file")]
+    measured: Measured
+    note: Text
+
+    @model_validator(mode="after")
+    def _concerns_something(self) -> KnownFailure:
+        if not self.models and not self.kinds:
+            raise _wrong("concerns no model", "write models or kinds")
+        return self
+
+
+class KnownFailures(Entry):
+    """A file in ``specs/known_failures/``."""
+
+    failures: tuple[KnownFailure, ...]

@@ -1,0 +1,281 @@
+"""One invariant on one model: draw, measure in a child, judge, shrink, report."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from conformance.harness.bench import Acquaintance, Case, Floor, Setup, meet
+from conformance.harness.contract.load import Contract, load_specs
+from conformance.harness.contract.schema import Accept, Invariant, Profile
+from conformance.harness.engine import DecodeError, ModelError, StateError
+from conformance.harness.engine.child import Child, ChildDeath
+from conformance.harness.measure.deviation import Deviation
+from conformance.harness.report.results import Check, Verdict
+from conformance.harness.state import BlobError
+from fixtures import models
+
+from .check import BoundCheck, Undecided, check_of, run_case
+
+SPECS = Path(__file__).parents[3] / "specs"
+
+
+def contract() -> Contract:
+    """What must hold: the specs of this checkout."""
+    return load_specs(SPECS, models.names())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one case ended. `deviation` is None where nothing could be measured."""
+
+    verdict: Verdict
+    reason: str | None = None
+    deviation: Deviation | None = None
+    stderr: str = ""
+
+
+class Refuted(Exception):
+    """A case that did not pass."""
+
+    def __init__(self, case: Case, outcome: Outcome) -> None:
+        super().__init__(outcome.reason)
+        self.case, self.outcome = case, outcome
+
+
+def floors_of(accept: Accept) -> tuple[Floor, ...]:
+    """The noise that a rule is held against: none for counts, that of repeats for bits, else the one it names."""
+    return () if accept.rule == "exact" else (accept.floor or "repeat",)
+
+
+def _floor(accept: Accept, acquaintance: Acquaintance) -> float:
+    return max((acquaintance.floors[floor] for floor in floors_of(accept)), default=0.0)
+
+
+def judge(accept: Accept, floor: float, deviation: Deviation) -> Outcome:
+    """What a measured deviation means.
+
+    Where bits must agree and the build does not even repeat itself, a deviation within that noise is UNKNOWN: it shows
+    neither a fault nor its absence.
+    """
+    if accept.holds(deviation.value, floor):
+        return Outcome("PASS", deviation=deviation)
+    place = f"{deviation.where}: " if deviation.where else ""
+    what = f"{place}expected {deviation.expected}, got {deviation.seen}" if deviation.expected else deviation.where
+    if accept.rule == "bitwise" and 0 < deviation.value <= 10 * floor:
+        return Outcome(
+            "UNKNOWN", f"the build does not repeat itself bit for bit, so this cannot be told ({what})", deviation
+        )
+    return Outcome("FAIL", what or "not a finite number", deviation)
+
+
+def _judged(measured: Callable[[], Deviation], accept: Accept, floor: float) -> Outcome:
+    """The outcome of a measurement, whatever it raises."""
+    try:
+        return judge(accept, floor, measured())
+    except ChildDeath as death:
+        return Outcome(death.verdict, f"the build {death}", stderr=death.stderr)
+    except (DecodeError, StateError) as error:
+        return Outcome("FAIL", str(error), Deviation(math.inf, "a call that must work was refused"))
+    except ModelError as error:
+        return Outcome("SKIPPED", str(error))
+    except (Undecided, BlobError) as error:
+        return Outcome("UNKNOWN", str(error))
+    except Exception:
+        return Outcome("UNKNOWN", f"the suite itself failed:\n{traceback.format_exc()}")
+
+
+def _resolution(outcome: Outcome) -> float:
+    """Orders outcomes that passed: the larger deviation is the more telling."""
+    return outcome.deviation.value if outcome.deviation else -1.0
+
+
+@dataclass
+class Examination:
+    """One invariant on one model under one build.
+
+    Attributes:
+        acquaintance: the model's measured floors.
+        recorded: cases to run instead of drawing; None draws.
+        database: folder where hypothesis keeps examples that failed; None keeps none.
+        note_case: is told every case before it runs, so that a record survives whatever happens.
+
+    """
+
+    setup: Setup
+    model: str
+    invariant: Invariant
+    profile: Profile
+    examples: int
+    seed: int
+    acquaintance: Acquaintance
+    child: Child
+    recorded: Sequence[dict[str, Any]] | None = None
+    database: Path | None = None
+    note_case: Callable[[Case], None] = lambda case: None
+    _outcomes: dict[Case, Outcome] = field(default_factory=dict)
+    _passed: list[Outcome] = field(default_factory=list)
+    _refused: list[str] = field(default_factory=list)
+    _left_out: int = 0
+    _in_library: float = 0.0
+    _shrink_until: float = math.inf
+    _draw_until: float = math.inf
+
+    def take(self, check: BoundCheck) -> Check:
+        """Run the check and say how it ended."""
+        begin = time.perf_counter()
+        self._draw_until = begin + self.profile.check_timeout_seconds
+        case, outcome = self._search(check)
+        if outcome.verdict == "PASS" and not self._passed:
+            reason = self._refused[0] if self._refused else "no case was run"
+            outcome = Outcome("UNKNOWN", f"no case could be measured: {reason}")
+        elif outcome.verdict == "PASS" and self._left_out:
+            outcome = Outcome(
+                "UNKNOWN",
+                f"{self._left_out} of {self.examples} cases were left out after {self.profile.check_timeout_seconds:g} s, "
+                "the check's time in this profile; those that ran passed",
+                outcome.deviation,
+            )
+        return self._report(check, case, outcome, time.perf_counter() - begin)
+
+    def _search(self, check: BoundCheck) -> tuple[Case | None, Outcome]:
+        try:
+            if self.recorded is not None:
+                for fields in self.recorded:
+                    self._attempt(check, check.case(**fields))
+            else:
+                self._drawn(check)
+        except Refuted as refuted:
+            return refuted.case, refuted.outcome
+        return None, max(self._passed, key=_resolution, default=Outcome("PASS"))
+
+    def _drawn(self, check: BoundCheck) -> None:
+        @hypothesis.seed(self.seed)
+        @hypothesis.settings(
+            max_examples=self.examples,
+            deadline=None,
+            database=DirectoryBasedExampleDatabase(self.database) if self.database else None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            report_multiple_bugs=False,
+            print_blob=False,
+            phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain],
+        )
+        @hypothesis.given(check.case.strategy(self.invariant))
+        def every_case_holds(case: Case) -> None:
+            self._attempt(check, case)
+
+        every_case_holds()
+
+    def _attempt(self, check: BoundCheck, case: Case) -> None:
+        """Measure a case, once; after the time for drawing or for shrinking is over, let new cases pass unseen."""
+        if case not in self._outcomes:
+            now = time.perf_counter()
+            if now > min(self._shrink_until, self._draw_until):
+                self._left_out += self._shrink_until == math.inf
+                return
+            self.note_case(case)
+            outcome = self._outcomes[case] = self._run(check, case)
+            if outcome.verdict == "PASS":
+                self._passed.append(outcome)
+            elif outcome.verdict == "SKIPPED":
+                self._refused.append(outcome.reason or "")
+            elif self._shrink_until == math.inf:
+                self._shrink_until = now + self.profile.shrink_seconds
+        outcome = self._outcomes[case]
+        if outcome.verdict not in ("PASS", "SKIPPED"):
+            raise Refuted(case, outcome)
+
+    def _run(self, check: BoundCheck, case: Case) -> Outcome:
+        timeout = self.invariant.timeout_seconds or self.profile.example_timeout_seconds
+
+        def measured() -> Deviation:
+            measurement = self.child.call(run_case, self.setup, check.reference, case.model_dump(), timeout=timeout)
+            self._in_library += measurement.seconds_in_library
+            deviation: Deviation = measurement.deviation
+            return deviation
+
+        return _judged(measured, self.invariant.accept, self._floor)
+
+    @property
+    def _floor(self) -> float:
+        return _floor(self.invariant.accept, self.acquaintance)
+
+    def _report(self, check: BoundCheck, case: Case | None, outcome: Outcome, seconds: float) -> Check:
+        deviation = outcome.deviation
+        detail: dict[str, Any] = {"seed": self.seed, "refused_cases": sorted(set(self._refused))}
+        if deviation and deviation.layers:
+            detail["layers"] = list(deviation.layers)
+        if outcome.stderr:
+            detail["stderr"] = outcome.stderr
+        return Check(
+            id=self.invariant.id,
+            model=self.model,
+            title=self.invariant.title,
+            required=self.invariant.required,
+            verdict=outcome.verdict,
+            reason=outcome.reason,
+            quantity=deviation.quantity if deviation else self.invariant.accept.quantity,
+            deviation=deviation.value if deviation else None,
+            floor=self._floor,
+            limit=self.invariant.accept.limit(self._floor),
+            seconds=seconds,
+            seconds_in_library=self._in_library,
+            examples=len(self._outcomes),
+            replay=replay_command(self.setup, check.reference, case) if case else None,
+            case=case.model_dump() if case else None,
+            detail=detail,
+        )
+
+
+def replay_command(setup: Setup, reference: str, case: Case) -> str:
+    """A shell line that runs one case again in a fresh process, without pytest."""
+    arguments = [repr(reference), repr(case.model_dump()), f"build={setup.build!r}", f"model={setup.model!r}"]
+    if setup.fault:
+        arguments.append(f"fault={setup.fault!r}")
+    if setup.n_threads != 1:
+        arguments.append(f"n_threads={setup.n_threads}")
+    code = f"from conformance.harness.exam import replay; replay({', '.join(arguments)})"
+    return f"python -c {shlex.quote(code)}"
+
+
+def replay(
+    reference: str,
+    case: dict[str, Any],
+    *,
+    build: str = "bundled",
+    model: str,
+    fault: str | None = None,
+    n_threads: int = 1,
+) -> None:
+    """Run one case in this very process, print what was expected and what was seen, and exit 1 unless it passes.
+
+    Nothing is caught on the way: where the build crashes, this process does, with the build's own message.
+    """
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    setup = Setup(build, model, fault, n_threads)
+    check = check_of(reference)
+    invariant = contract()[check.id]
+    floor = _floor(invariant.accept, meet(setup, floors_of(invariant.accept)))
+    outcome = _judged(lambda: run_case(setup, reference, case).deviation, invariant.accept, floor)
+    print(f"{outcome.verdict} {check.id} on {model}: {invariant.title}")
+    print(f"case: {json.dumps(case)}")
+    if outcome.reason:
+        print(outcome.reason)
+    if outcome.deviation:
+        limit = invariant.accept.limit(floor)
+        print(
+            f"deviation {outcome.deviation.value:.3g} ({outcome.deviation.quantity}), floor {floor:.3g}, limit {limit:.3g}"
+        )
+    sys.exit(outcome.verdict != "PASS")

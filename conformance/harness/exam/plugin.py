@@ -1,0 +1,369 @@
+"""The pytest plugin: options, the pairs to run, results as they come, the verdict as exit code.
+
+With pytest-xdist the controller prepares the session once and hands it to the workers; only the controller writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+
+from conformance.harness.bench import Case
+from conformance.harness.contract.known import BuildName, Known, load_known_failures, match
+from conformance.harness.contract.load import Contract, SpecError
+from conformance.harness.contract.ties import untied
+from conformance.harness.engine.child import Child
+from conformance.harness.faults import FAULTS
+from conformance.harness.report.junit import write_junit
+from conformance.harness.report.results import Check, Results
+from conformance.harness.report.store import ReportError, ResultsWriter
+from conformance.harness.report.terminal import print_results
+
+from .check import REGISTRY
+from .examination import SPECS, Examination, contract
+from .session import GIB, Options, Session, UsageError, child_for, prepare
+
+CASES_NAME = "cases.jsonl"
+_PROPERTY = "conformance"
+_CONTRACT = pytest.StashKey[Contract]()
+_SESSION = pytest.StashKey[Session]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The suite's options."""
+    group = parser.getgroup("conformance", "llama.cpp conformance")
+    group.addoption("--build", default="bundled", metavar="BUILD", help="'bundled' (default), or the folder of a build")
+    group.addoption(
+        "--model",
+        action="append",
+        default=[],
+        metavar="GGUF",
+        help="examine this model instead of the fixture models; may be repeated",
+    )
+    group.addoption(
+        "--profile", default=None, metavar="NAME", help="how long to look: smoke, standard (default) or deep"
+    )
+    group.addoption(
+        "--report", default="report", metavar="DIR", help="folder for results.json, junit.xml and cases.jsonl"
+    )
+    group.addoption("--seed", type=int, default=0, metavar="N", help="seed of all draws (default 0)")
+    group.addoption("--threads", type=int, default=1, metavar="N", help="threads for each context (default 1)")
+    group.addoption(
+        "--cases", default=None, metavar="FILE", help="run the cases recorded in this cases.jsonl instead of drawing"
+    )
+    group.addoption(
+        "--inject-fault", default=None, metavar="NAME", help=f"run on an engine that lies: {', '.join(FAULTS)}"
+    )
+
+
+def _examines(config: pytest.Config) -> bool:
+    """Whether this run examines a build; the self-tests alone do not."""
+    selftests = config.rootpath / "conformance" / "selftests"
+    places = [(config.invocation_params.dir / arg.split("::")[0]).resolve() for arg in config.args]
+    return not places or not all(place.is_relative_to(selftests) for place in places)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare the session, or take the one that the controller prepared."""
+    if not _examines(config) or config.option.collectonly or config.option.help:
+        return
+    if hasattr(config, "workerinput"):
+        config.stash[_SESSION] = pickle.loads(config.workerinput[_PROPERTY])
+        config.stash[_CONTRACT] = contract()
+        return
+    if config.option.tbstyle == "auto":
+        config.option.tbstyle = "no"  # the report below says it better
+        config.option.reportchars = ""
+    try:
+        config.stash[_CONTRACT] = contract()
+        known = load_known_failures(SPECS / "known_failures")
+        options = _options(config, config.stash[_CONTRACT])
+        print(f"build {options.build}: meeting the models ...", flush=True)
+        session = config.stash[_SESSION] = prepare(options, config.stash[_CONTRACT])
+        config.pluginmanager.register(
+            _Controller(config, session, config.stash[_CONTRACT], known), "conformance-controller"
+        )
+    except (UsageError, SpecError, ReportError) as error:
+        pytest.exit(str(error), returncode=2)
+
+
+def _options(config: pytest.Config, specs: Contract) -> Options:
+    profile = config.option.profile or specs.default_profile
+    if profile not in specs.profiles:
+        raise UsageError(f"--profile {profile!r}: no such profile; choose from {', '.join(specs.profiles)}")
+    if config.option.threads < 1:
+        raise UsageError(f"--threads {config.option.threads}: give a number of threads, 1 or more")
+    paths = tuple(Path(name).expanduser() for name in config.option.model)
+    if len({path.stem for path in paths}) < len(paths):
+        raise UsageError(f"--model: two models are called {', '.join(sorted(path.stem for path in paths))}; rename one")
+    return Options(
+        build=config.option.build,
+        models=paths,
+        profile=profile,
+        report=config.invocation_params.dir / config.option.report,
+        seed=config.option.seed,
+        fault=config.option.inject_fault,
+        n_threads=config.option.threads,
+        cases=_recorded(Path(config.option.cases)) if config.option.cases else None,
+    )
+
+
+def _recorded(path: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The cases in a recording, by (id, model) in the order they were drawn."""
+    cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise UsageError(f"--cases {path}: {error.strerror}; give the {CASES_NAME} of an earlier report") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            cases.setdefault((entry["id"], entry["model"]), []).append(entry["case"])
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(
+                f"--cases {path}:{number}: not a recorded case; give the {CASES_NAME} of an earlier report"
+            ) from None
+    return cases
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """As many workers as there are cores, and as the largest model fits into free memory."""
+    session = config.stash.get(_SESSION, None)
+    if session is None:
+        return None
+    largest = max(look.subject.path.stat().st_size for look in session.looks)
+    by_memory = int(psutil.virtual_memory().available // (GIB + 2 * largest))
+    return max(1, min(os.cpu_count() or 1, by_memory, len(session.pairs(config.stash[_CONTRACT]))))
+
+
+class _XdistHooks:
+    """Hooks that exist only where pytest-xdist is active."""
+
+    @pytest.hookimpl
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[_PROPERTY] = pickle.dumps(node.config.stash[_SESSION])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item for each pair of invariant and model that applies."""
+    if "exam" not in metafunc.fixturenames:
+        return
+    session = metafunc.config.stash.get(_SESSION, None)
+    check = metafunc.function.check
+    pairs = session.pairs(metafunc.config.stash[_CONTRACT]) if session else []
+    models = [look.subject.name for invariant, look in pairs if invariant.id == check.id]
+    metafunc.parametrize("exam", models, indirect=True, ids=[f"{check.id}-{model}" for model in models])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse to run while specs and tests do not match; put the slowest models first."""
+    if _SESSION not in config.stash:
+        return
+    specs, session = config.stash[_CONTRACT], config.stash[_SESSION]
+    functions = {item.function for item in items if isinstance(item, pytest.Function)}
+    complete = len({test.__module__ for test in functions}) == len({origin.topic for origin in specs.origins.values()})
+    problems = [line for line in untied(specs, REGISTRY, functions) if complete or "has no test" not in line]
+    problems += [
+        mismatch
+        for test in functions
+        if hasattr(test, "check")
+        and test.check.id in specs.invariants
+        and (mismatch := test.check.case.mismatch(specs[test.check.id]))
+    ]
+    if problems:
+        pytest.exit("\n".join(problems), returncode=2)
+    order = {(invariant.id, look.subject.name): place for place, (invariant, look) in enumerate(session.pairs(specs))}
+    items.sort(key=lambda item: order.get(_pair(item.nodeid), len(order)))
+
+
+def _pair(nodeid: str) -> tuple[str, str]:
+    """Invariant and model of an item, from the id in its brackets."""
+    bracket = nodeid.partition("[")[2].removesuffix("]")
+    topic, number, model = (*bracket.split("-", 2), "", "")[:3]
+    return f"{topic}-{number}", model
+
+
+@pytest.fixture(scope="session")
+def engine_child(pytestconfig: pytest.Config) -> Iterator[Child]:
+    """The process in which the build runs, kept warm between checks."""
+    with child_for([look.subject.path for look in pytestconfig.stash[_SESSION].looks]) as child:
+        yield child
+
+
+@pytest.fixture
+def exam(request: pytest.FixtureRequest, engine_child: Child) -> Any:
+    """Takes a check on one model and turns its outcome into pytest's."""
+    return _Exam(request, engine_child)
+
+
+class _Exam:
+    def __init__(self, request: pytest.FixtureRequest, child: Child) -> None:
+        self._request, self._child = request, child
+
+    def take(self, check: Any) -> None:
+        """Run the check, hand its result to the controller, fail the item unless it passed."""
+        config = self._request.config
+        session, specs = config.stash[_SESSION], config.stash[_CONTRACT]
+        options, model = session.options, self._request.param
+        look, invariant = session.look(model), specs[check.id]
+        assert look.acquaintance is not None
+        recording = options.report / CASES_NAME
+
+        def note_case(case: Case) -> None:
+            line = json.dumps({"id": check.id, "model": model, "case": case.model_dump()})
+            try:
+                with recording.open("a") as stream:
+                    stream.write(line + "\n")
+            except OSError:
+                pass  # the controller meets the same disk and says so
+
+        result = Examination(
+            setup=session.setup(model),
+            model=model,
+            invariant=invariant,
+            profile=specs.profiles[options.profile],
+            examples=invariant.examples[options.profile],
+            seed=options.seed,
+            acquaintance=look.acquaintance,
+            child=self._child,
+            recorded=None if options.cases is None else options.cases.get((check.id, model), []),
+            database=None if options.fault else config.rootpath / ".hypothesis" / "conformance" / check.id / model,
+            note_case=note_case,
+        ).take(check)
+        self._request.node.user_properties.append((_PROPERTY, result.model_dump_json()))
+        if result.verdict != "PASS":
+            pytest.fail(f"{result.verdict}: {result.reason}", pytrace=False)
+
+
+class _Controller:
+    """Writes results as reports arrive, shows them, and decides the exit code."""
+
+    def __init__(self, config: pytest.Config, session: Session, specs: Contract, known: tuple[Known, ...]) -> None:
+        self._config, self._session, self._known = config, session, known
+        self._begin = time.perf_counter()
+        self._notes: list[str] = []
+        self._results: Results | None = None
+        self._done = 0
+        checks, others = session.plan(specs)
+        self._total = sum(not check.has_run for check in checks)
+        self._planned = {(check.id, check.model): check for check in checks}
+        options = session.options
+        self._writer = ResultsWriter(
+            options.report,
+            checks,
+            build=session.identity,
+            suite={"name": "llama-conformance", "version": metadata.version("llama-conformance")},
+            settings={
+                "profile": options.profile,
+                "seed": options.seed,
+                "threads": options.n_threads,
+                "fault": options.fault,
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "models": {
+                    look.subject.name: {
+                        "path": str(look.subject.path),
+                        "kinds": sorted(look.subject.kinds or ()),
+                        "capabilities": sorted(look.subject.capabilities),
+                        "measured": None
+                        if look.acquaintance is None
+                        else {
+                            "floors": look.acquaintance.floors,
+                            "prefill_tokens_per_second": round(look.acquaintance.prefill_tokens_per_second),
+                        },
+                    }
+                    for look in session.looks
+                },
+            },
+            not_applicable=others,
+        )
+        (options.report / CASES_NAME).write_text("")
+        if config.pluginmanager.hasplugin("dsession") or config.pluginmanager.hasplugin("xdist"):
+            config.pluginmanager.register(_XdistHooks(), "conformance-xdist")
+
+    def pytest_report_header(self) -> list[str]:
+        identity, options = self._session.identity, self._session.options
+        return [
+            f"build: {identity['version']} ({identity['library']}, digest {identity['digest']}, layout {identity['context_layout']})",
+            f"profile: {options.profile}, seed {options.seed}, {self._total} checks on {len(self._session.looks)} models"
+            + (f"; PLANTED FAULT {options.fault}" if options.fault else ""),
+        ]
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """No dots: each check gets a line of its own."""
+        if report.when == "call" and any(name == _PROPERTY for name, _ in report.user_properties):
+            return report.outcome, "", ""
+        return None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Store a check's result; where a worker died or the suite failed, say so on that check's line."""
+        found = [value for name, value in report.user_properties if name == _PROPERTY]
+        if report.when == "call" and found:
+            self._record(Check.model_validate_json(str(found[0])))
+        elif report.failed and (planned := self._planned.get(_pair(report.nodeid))):
+            verdict = "CRASH" if report.when == "???" else "UNKNOWN"
+            reason = f"the suite's own process failed: {report.longreprtext.strip()[-2000:]}"
+            self._record(planned.settled(verdict, reason=reason))
+
+    def _record(self, check: Check) -> None:
+        check = self._recognised(check)
+        self._writer.record(check)
+        self._done += 1
+        reporter = self._config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None:
+            line = f"[{self._done}/{self._total}] {check.verdict:7} {check.id} {check.model}: {check.examples} cases, {check.seconds:.1f} s"
+            reporter.ensure_newline()
+            reporter.write_line(line, red=check.verdict in ("FAIL", "CRASH", "TIMEOUT"))
+
+    def _recognised(self, check: Check) -> Check:
+        """The check, as KNOWN where an entry explains its failure; an entry whose failure is gone is noted."""
+        identity = self._session.identity
+        package, _, version = identity["version"].partition(" ")
+        name = BuildName(package=package or None, version=version or None, digest=identity["digest"])
+        entry = match(self._known, check.id, self._session.look(check.model).subject, name)
+        if entry is None:
+            return check
+        if check.verdict == "PASS":
+            self._notes.append(entry.cured(check.model))
+        elif entry.explains(check.verdict):
+            return check.model_copy(update={"verdict": "KNOWN", "reason": f"{entry.reason}: {entry.entry.note}"})
+        return check
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Finish the report and let its verdict be the exit code."""
+        interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
+        if interrupted:
+            self._notes.append("the run was interrupted; checks that were not reached are UNKNOWN")
+        self._results = self._writer.finish(self._notes)
+        try:
+            write_junit(self._results, self._session.options.report / "junit.xml")
+        except OSError as error:
+            self._notes.append(f"junit.xml could not be written ({error.strerror})")
+        if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = self._results.summary.exit_code
+        elif not interrupted or self._results.summary.exit_code != 1:
+            session.exitstatus = 2
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """The table, what failed and how to replay it, the verdict."""
+        if self._results is None:
+            return
+        terminalreporter.section("conformance")
+        print_results(
+            self._results,
+            Console(file=terminalreporter._tw._file, width=terminalreporter._tw.fullwidth, highlight=False),
+        )
+        terminalreporter.write_line(
+            f"report: {self._session.options.report}  ({time.perf_counter() - self._begin:.1f} s)"
+        )

@@ -1,0 +1,214 @@
+"""What a whole run needs to know before its first check: the build, the models, what applies to what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from conformance.harness.bench import Acquaintance, Floor, Setup, identify, meet, try_on_device
+from conformance.harness.contract.census import GGUFError, census_of_gguf
+from conformance.harness.contract.load import Contract
+from conformance.harness.contract.needs import Subject, applies, kinds_of, undecided
+from conformance.harness.contract.schema import Invariant
+from conformance.harness.engine import BuildError, ModelError
+from conformance.harness.engine.child import Child, ChildDeath
+from conformance.harness.faults import FAULTS
+from conformance.harness.report.results import Check, NotApplicable, Verdict
+from fixtures import models
+
+from .examination import floors_of
+
+GIB = 1 << 30
+_FIRST_LOOK_SECONDS = 120.0
+_LOOKERS = 2
+
+
+class UsageError(Exception):
+    """Something the user can put right; one line: what, where, what to do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for.
+
+    Attributes:
+        models: paths of GGUFs to examine instead of the fixture models.
+        seed: of all draws.
+        cases: recorded cases by (id, model), to run instead of drawing.
+
+    """
+
+    build: str
+    models: tuple[Path, ...]
+    profile: str
+    report: Path
+    seed: int = 0
+    fault: str | None = None
+    n_threads: int = 1
+    cases: Mapping[tuple[str, str], Sequence[dict[str, Any]]] | None = None
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """What became of meeting one model: an acquaintance, or why there is none."""
+
+    subject: Subject
+    acquaintance: Acquaintance | None
+    verdict: Verdict = "UNKNOWN"
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Session:
+    """A prepared run; picklable, so that every worker process gets the same.
+
+    Attributes:
+        identity: the build's identity as JSON-able values.
+        looks: one per model, in the order of the report.
+
+    """
+
+    options: Options
+    identity: dict[str, Any]
+    looks: tuple[FirstLook, ...]
+    _by_name: dict[str, FirstLook] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {look.subject.name: look for look in self.looks})
+
+    def look(self, model: str) -> FirstLook:
+        """The first look at a model, by its name in the report."""
+        return self._by_name[model]
+
+    def setup(self, model: str) -> Setup:
+        """What a child needs to examine a model."""
+        return setup_for(self.options, self.look(model).subject)
+
+    def pairs(self, contract: Contract) -> list[tuple[Invariant, FirstLook]]:
+        """The pairs that can be examined, the slowest models first so that parallel workers end together."""
+        found = [
+            (invariant, look)
+            for invariant in contract
+            for look in self.looks
+            if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
+        ]
+        return sorted(
+            found, key=lambda pair: pair[1].acquaintance.prefill_tokens_per_second if pair[1].acquaintance else 0
+        )
+
+    def plan(self, contract: Contract) -> tuple[list[Check], list[NotApplicable]]:
+        """Every pair of invariant and model: as a check still to run or already without hope, or as not applicable."""
+        checks, others = [], []
+        for invariant in contract:
+            for look in self.looks:
+                name = look.subject.name
+                if why := applies(invariant, look.subject):
+                    others.append(NotApplicable(id=invariant.id, model=name, reason=why))
+                    continue
+                planned = Check.planned(invariant.id, name, invariant.title, invariant.required)
+                if look.acquaintance is None:
+                    planned = planned.settled(look.verdict, reason=look.reason)
+                elif why := undecided(invariant, look.subject):
+                    planned = planned.settled("UNKNOWN", reason=why)
+                checks.append(planned)
+        return checks, others
+
+
+def setup_for(options: Options, subject: Subject) -> Setup:
+    """What a child needs to examine a subject; fixture models go by name, so that a replay works elsewhere."""
+    model = subject.name if subject.is_fixture else str(subject.path)
+    return Setup(options.build, model, options.fault, options.n_threads)
+
+
+def child_for(paths: Sequence[Path]) -> Child:
+    """A child with room for the largest of the models and a bound on what a corrupt count can allocate."""
+    largest = max((path.stat().st_size for path in paths), default=0)
+    return Child(memory_limit=8 * GIB + 3 * largest)
+
+
+def prepare(options: Options, contract: Contract) -> Session:
+    """Load the build, write the fixture models, meet every model.
+
+    Raises:
+        UsageError: the build cannot be used, a named model is none, or the fault is unknown.
+
+    """
+    if options.fault is not None and options.fault not in FAULTS:
+        raise UsageError(f"--inject-fault {options.fault!r}: no such fault; choose from {', '.join(FAULTS)}")
+    with child_for([]) as child:
+        try:
+            identity: dict[str, Any] = child.call(identify, options.build, timeout=_FIRST_LOOK_SECONDS)
+        except BuildError as error:
+            raise UsageError(str(error)) from None
+        except ChildDeath as death:
+            raise UsageError(
+                f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
+            ) from None
+    subjects = [_subject(path.stem, path) for path in options.models] if options.models else _fixtures()
+    floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant.accept)}))
+    paths = [subject.path for subject in subjects]
+    with ExitStack() as stack, ThreadPoolExecutor(_LOOKERS) as pool:
+        children: SimpleQueue[Child] = SimpleQueue()
+        for _ in range(_LOOKERS):
+            children.put(stack.enter_context(child_for(paths)))
+
+        def look(subject: Subject) -> FirstLook:
+            child = children.get()
+            try:
+                return _meet(options, subject, floors, child)
+            finally:
+                children.put(child)
+
+        return Session(options, identity, tuple(pool.map(look, subjects)))
+
+
+def _fixtures() -> list[Subject]:
+    try:
+        return [_subject(name, models.path(name), is_fixture=True) for name in models.names()]
+    except OSError as error:
+        raise UsageError(
+            f"model cache {models.cache_folder()}: {error.strerror}; set LLAMA_CONFORMANCE_CACHE to a folder that can be written"
+        ) from None
+
+
+def _subject(name: str, path: Path, *, is_fixture: bool = False) -> Subject:
+    try:
+        kinds = kinds_of(census_of_gguf(path))
+    except GGUFError as error:
+        raise UsageError(f"--model: {error}") from None
+    except OSError as error:
+        raise UsageError(f"--model {path}: {error.strerror}; give the path of a GGUF") from None
+    return Subject(name=name, path=path.resolve(), kinds=kinds, is_fixture=is_fixture)
+
+
+def _meet(options: Options, subject: Subject, floors: tuple[Floor, ...], child: Child) -> FirstLook:
+    setup = setup_for(options, subject)
+    try:
+        acquaintance: Acquaintance = child.call(meet, setup, floors, timeout=_FIRST_LOOK_SECONDS)
+    except BuildError as error:
+        raise UsageError(str(error)) from None
+    except ModelError as error:
+        if not subject.is_fixture:
+            raise UsageError(str(error)) from None
+        return FirstLook(subject, None, "UNKNOWN", str(error))
+    except ChildDeath as death:
+        return FirstLook(subject, None, death.verdict, f"at the first look at the model the build {death}")
+    capabilities: set[str] = set(acquaintance.capabilities)
+    unknown: set[str] = set()
+    try:
+        if child.call(try_on_device, setup, timeout=_FIRST_LOOK_SECONDS):
+            capabilities.add("on_device")
+    except ChildDeath:
+        unknown.add("on_device")
+    known = replace(
+        subject,
+        kinds=acquaintance.kinds,
+        capabilities=frozenset(capabilities),
+        unknown_capabilities=frozenset(unknown),
+    )
+    return FirstLook(known, acquaintance)

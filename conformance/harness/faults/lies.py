@@ -1,0 +1,191 @@
+"""The lying engines: each overrides what one lie needs and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from conformance.harness.engine import Blob, Context, ContextSettings, Logits, Model, StateFlags
+from conformance.harness.state import Rows, SequenceState, parse
+
+_ROWS_HEAD_BYTES = 12  # type and size in front of the rows of one tensor
+_COUNT_BYTES = 4
+
+
+def _offset(rows: Rows, blob: Blob) -> int:
+    """Where the rows begin within the blob."""
+    return int(rows.bytes.__array_interface__["data"][0] - blob.__array_interface__["data"][0])
+
+
+def _edited(blob: Blob, edit: Callable[[SequenceState], None]) -> Blob:
+    copy = blob.copy()
+    edit(parse(copy))
+    return copy
+
+
+class LayerMissing(Context):
+    """Writes no r and s of the last recurrent layer; on a model without one, no K and V of the last attention layer."""
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        blob = super().save(sequence, flags).copy()
+        state = parse(blob)
+        keep = np.ones(len(blob), bool)
+        if state.recurrent:
+            last = state.recurrent.layers[-1]
+            gone = [last.r, last.s]
+        else:
+            cache = state.attention[-1]
+            gone = [rows for rows in (cache.layers[-1].k, cache.layers[-1].v) if rows is not None]
+            first = _offset(cache.layers[0].k, blob) - _ROWS_HEAD_BYTES - (8 if cache.rotation else 0)
+            blob[first - _COUNT_BYTES : first].view("<u4")[0] -= 1
+        for rows in gone:
+            begin = _offset(rows, blob)
+            keep[begin - _ROWS_HEAD_BYTES : begin + rows.bytes.size] = False
+        return blob[keep]
+
+
+class RecurrentStateGrows(Context):
+    """Writes the recurrent cell once more for every 128 tokens."""
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        blob = super().save(sequence, flags)
+        cache = parse(blob).recurrent
+        copies = 1 + self.pos_max(sequence) // 128
+        if cache is None or copies == 1:
+            return blob
+        raw, cell_bytes = cache.raw, cache.cells.n_bytes
+        body = _COUNT_BYTES + cell_bytes
+        pieces = [
+            np.array([copies], "<u4").view(np.uint8),
+            np.tile(raw[_COUNT_BYTES:body], copies),
+            raw[body : body + 8],
+        ]
+        for part in ("r", "s"):
+            for layer in cache.layers:
+                rows: Rows = getattr(layer, part)
+                begin = _offset(rows, raw)
+                pieces += [raw[begin - _ROWS_HEAD_BYTES : begin], np.tile(rows.bytes.reshape(-1), copies)]
+        return np.concatenate([blob[: len(blob) - len(raw)], *pieces])
+
+
+class CacheTypeIgnored(Context):
+    """Always makes f16 caches."""
+
+    def __init__(self, model: Model, settings: ContextSettings | None = None) -> None:
+        super().__init__(model, (settings or ContextSettings()).changed(type_k="f16", type_v="f16"))
+
+
+class _EditsOnLoad(Context):
+    """Loads something else than what it was given."""
+
+    def load(self, blob: Blob, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
+        return super().load(_edited(blob, self._lie), sequence, flags)
+
+    def _lie(self, state: SequenceState) -> None:
+        raise NotImplementedError
+
+
+class RecurrentLayerStale(_EditsOnLoad):
+    """Leaves s of the middle recurrent layer empty."""
+
+    def _lie(self, state: SequenceState) -> None:
+        if state.recurrent:
+            state.recurrent.layers[len(state.recurrent.layers) // 2].s.bytes[:] = 0
+
+
+class DeltaStateDropped(_EditsOnLoad):
+    """Leaves s of every recurrent layer empty."""
+
+    def _lie(self, state: SequenceState) -> None:
+        for layer in state.recurrent.layers if state.recurrent else ():
+            layer.s.bytes[:] = 0
+
+
+class AttentionRowOffByOne(_EditsOnLoad):
+    """Moves the keys of the last attention layer one cell on."""
+
+    def _lie(self, state: SequenceState) -> None:
+        if state.attention and state.attention[0].layers:
+            units = state.attention[0].layers[-1].k.units
+            units[:] = np.roll(units, 1, axis=0)
+
+
+class UsedContextShowsThrough(_EditsOnLoad):
+    """Keeps the first tensor of the sequence that was removed last."""
+
+    _removed: SequenceState | None = None
+
+    def seq_rm(self, sequence: int, begin: int = -1, end: int = -1) -> bool:
+        if self.pos_max(sequence) >= 0 and begin <= 0:
+            self._removed = parse(super().save(sequence).copy())
+        return super().seq_rm(sequence, begin, end)
+
+    def _lie(self, state: SequenceState) -> None:
+        if self._removed is None:
+            return
+        old, new = (_first_tensor(s) for s in (self._removed, state))
+        n = min(old.n_cells, new.n_cells)
+        new.units[:n] = old.units[:n]
+
+
+def _first_tensor(state: SequenceState) -> Rows:
+    return state.recurrent.layers[0].s if state.recurrent else state.attention[0].layers[0].k
+
+
+class TargetSequenceIgnored(Context):
+    """Restores into sequence 0."""
+
+    def load(self, blob: Blob, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
+        return super().load(blob, 0, flags)
+
+
+class RemovalForgotten(Context):
+    """Says yes to the removal of a suffix and keeps it."""
+
+    def seq_rm(self, sequence: int, begin: int = -1, end: int = -1) -> bool:
+        return True if begin > 0 else super().seq_rm(sequence, begin, end)
+
+
+class AnnouncedTooLarge(Context):
+    """Announces 8 bytes more than it writes."""
+
+    def announced_bytes(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
+        return super().announced_bytes(sequence, flags) + 8
+
+
+class ConsumedShort(Context):
+    """Claims to have read 4 bytes less than it did."""
+
+    def load(self, blob: Blob, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
+        return super().load(blob, sequence, flags) - 4
+
+
+class AbortsOnPartialSave(Context):
+    """Aborts as a failed assertion of the build would."""
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        if flags & StateFlags.PARTIAL_ONLY:
+            os.write(2, b"planted fault: GGML_ASSERT(false) failed\n")
+            os.abort()
+        return super().save(sequence, flags)
+
+
+class HangsOnPartialSave(Context):
+    """Never returns from a partial save."""
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        while flags & StateFlags.PARTIAL_ONLY:
+            time.sleep(3600)
+        return super().save(sequence, flags)
+
+
+class NotRepeatable(Context):
+    """Adds fresh noise to all logits."""
+
+    def logits(self, n_outputs: int) -> Logits:
+        exact = super().logits(n_outputs)
+        noise = np.random.default_rng().standard_normal(exact.shape, np.float32)
+        return exact * (1 + np.float32(1e-6) * noise)

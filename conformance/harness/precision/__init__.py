@@ -1,0 +1,1 @@
+"""Cache precision without an engine: codecs, KVarN, the precision tail, attention and memory they imply."""

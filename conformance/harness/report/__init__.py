@@ -1,0 +1,1 @@
+"""Results as data, and their forms: JSON, JUnit and a table in the terminal. Reads results, never an engine."""

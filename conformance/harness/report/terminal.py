@@ -1,0 +1,119 @@
+"""Results for people: a table with a line for each invariant, what did not pass, and the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from conformance.harness.report.results import VERDICTS, Check, NotApplicable, Results, Verdict
+from conformance.harness.report.wording import describe, figure, printable
+
+_STYLES: dict[Verdict, str] = {
+    "PASS": "green",
+    "KNOWN": "yellow",
+    "SKIPPED": "yellow",
+    "UNKNOWN": "yellow",
+    "TIMEOUT": "red",
+    "FAIL": "red",
+    "CRASH": "bold red",
+}
+_TITLE, _VERDICTS = 1, 2
+_GAP, _WIDEST_VERDICTS, _NARROWEST_TITLE = 2, 18, 12
+
+
+def print_results(results: Results, console: Console) -> None:
+    """Prints the table, why each check that did not pass did not, the pairs that do not apply, and the verdict.
+
+    Readable at 80 columns and without colour; a wider terminal shows more of the titles. The last line is the verdict.
+    """
+    console.print(_table(results, console.width))
+    for check in results.checks:
+        if check.verdict != "PASS" and check.has_run:
+            _print_check(check, console)
+    for sentence in (*_not_run(results.checks), *_not_applicable(results.not_applicable)):
+        console.print(_text(sentence))
+    for note in results.notes:
+        console.print(_text(f"note: {note}"))
+    style = "bold green" if results.summary.exit_code == 0 else "bold red"
+    console.print(_text(results.summary.line, style), soft_wrap=True)
+
+
+def _table(results: Results, width: int) -> Table:
+    """The titles give way where ``width`` is short; many verdicts wrap; nothing else does."""
+    checks: dict[str, list[Check]] = {}
+    for check in results.checks:
+        checks.setdefault(check.id, []).append(check)
+    rows = [_row(id, group) for id, group in checks.items()]
+    headings = ("id", "title", "models", "worst / floor", "s")
+    widths = [max([len(heading), *(len(row[column]) for row in rows)]) for column, heading in enumerate(headings)]
+    widths[_VERDICTS] = min(widths[_VERDICTS], _WIDEST_VERDICTS)
+    others = sum(widths) - widths[_TITLE] + _GAP * (len(headings) - 1)
+    widths[_TITLE] = min(widths[_TITLE], max(width - others, _NARROWEST_TITLE))
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column, (heading, wide) in enumerate(zip(headings, widths, strict=True)):
+        right = column > _VERDICTS
+        table.add_column(heading, width=wide, no_wrap=column != _VERDICTS, justify="right" if right else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _row(id: str, checks: list[Check]) -> tuple[Text, ...]:
+    invariant, _, family = id.partition("/")
+    title = f"{family.replace('-', ' ')}: {checks[0].title}" if family else checks[0].title
+    informative = "" if checks[0].required else " (informative)"
+    seconds = f"{sum(check.seconds for check in checks):.1f}"
+    return _text(invariant), _text(title + informative), _verdicts(checks), Text(_worst(checks)), Text(seconds)
+
+
+def _verdicts(checks: list[Check]) -> Text:
+    counts = Counter(check.verdict for check in checks)
+    found = [verdict for verdict in reversed(VERDICTS) if counts[verdict]]
+    return Text(" ").join(Text(f"{counts[verdict]} {verdict}", _STYLES[verdict]) for verdict in found)
+
+
+def _worst(checks: list[Check]) -> str:
+    """The deviation that comes closest to failing, with the floor of the same check."""
+    measured = [(check.deviation, check.floor) for check in checks if check.deviation is not None]
+    if not measured:
+        return "-"
+    deviation, floor = max(measured, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])
+    return f"{figure(deviation)} / {figure(floor)}"
+
+
+def _print_check(check: Check, console: Console) -> None:
+    informative = "" if check.required else " (informative)"
+    heading = _text(f" {check.id} on {check.model}{informative}")
+    console.print(Text(check.verdict, _STYLES[check.verdict]) + heading)
+    for line in (check.title, *describe(check)):
+        # Not wrapped here, so that a replay can be copied whole.
+        console.print(_text(f"  {line}"), soft_wrap=True)
+    console.print()
+
+
+def _not_run(checks: Sequence[Check]) -> Iterator[str]:
+    models: dict[str, list[str]] = {}
+    for check in checks:
+        if not check.has_run:
+            models.setdefault(check.id, []).append(check.model)
+    for id, names in models.items():
+        yield f"UNKNOWN {id} was not run on {', '.join(names)}"
+
+
+def _not_applicable(pairs: Sequence[NotApplicable]) -> Iterator[str]:
+    """Pairs whose reasons differ by the name of the model only, in one sentence."""
+    models: dict[tuple[str, str], list[str]] = {}
+    for pair in pairs:
+        models.setdefault((pair.id, pair.reason.replace(pair.model, "it")), []).append(pair.model)
+    for (id, reason), names in models.items():
+        yield f"{id} does not apply to {', '.join(names)}: {reason}"
+
+
+def _text(words: str, style: str = "") -> Text:
+    """Text that is shown as it is: no markup, no control characters."""
+    return Text(printable(words), style)

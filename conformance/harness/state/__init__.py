@@ -1,0 +1,44 @@
+"""Sequence states as bytes: parse a blob of any build, count it, compare two layer by layer, edit rows in place."""
+
+from .blob import SequenceFile, is_sequence_file, parse, split_file
+from .census import Census, census
+from .compare import Difference, LayerComparison, PartDeviation, compare, first_difference
+from .edit import part, splice
+from .sequence import (
+    AttentionCache,
+    AttentionLayer,
+    BlobError,
+    Cells,
+    LayerMap,
+    Layout,
+    RecurrentCache,
+    RecurrentLayer,
+    Rows,
+    SequenceState,
+)
+
+__all__ = [
+    "AttentionCache",
+    "AttentionLayer",
+    "BlobError",
+    "Cells",
+    "Census",
+    "Difference",
+    "LayerComparison",
+    "LayerMap",
+    "Layout",
+    "PartDeviation",
+    "RecurrentCache",
+    "RecurrentLayer",
+    "Rows",
+    "SequenceFile",
+    "SequenceState",
+    "census",
+    "compare",
+    "first_difference",
+    "is_sequence_file",
+    "parse",
+    "part",
+    "splice",
+    "split_file",
+]

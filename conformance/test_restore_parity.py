@@ -1,0 +1,136 @@
+"""A restored state continues as if nothing had happened: specs/restore_parity.yaml."""
+
+from __future__ import annotations
+
+from conformance.harness.bench import Bench, Case, Decode
+from conformance.harness.engine import ContextSettings, StateError, StateFlags
+from conformance.harness.exam import verifies
+from conformance.harness.measure.deviation import Deviation, of_count, of_layers, of_logits, worst
+from conformance.harness.state import compare
+
+FLAGS = {"full": StateFlags.FULL, "partial_only": StateFlags.PARTIAL_ONLY}
+
+
+class Checkpoint(Decode):
+    """A checkpoint after `prefix_tokens`; `suffix_tokens` follow."""
+
+    prefix_tokens: int
+    suffix_tokens: int
+
+
+class CachedCheckpoint(Checkpoint):
+    """A checkpoint of a cache of some type."""
+
+    cache_type: str
+
+
+class Elsewhere(Checkpoint):
+    """A checkpoint restored into a used context, perhaps into another sequence."""
+
+    other_tokens: int
+    target_sequence: int
+    kv_unified: bool
+
+
+class Detour(Checkpoint):
+    """A checkpoint that the sequence comes back to after a detour of `discarded_tokens`."""
+
+    discarded_tokens: int
+
+
+class Save(Case):
+    """A save after `tokens`, with flags by name."""
+
+    text_seed: int
+    tokens: int
+    flags: str
+
+
+@verifies("RP-01", case=CachedCheckpoint)
+def test_a_restored_checkpoint_continues_as_if_nothing_had_happened(bench: Bench, case: CachedCheckpoint) -> Deviation:
+    prefix, suffix = bench.texts(case.text_seed, case.prefix_tokens, case.suffix_tokens)
+    settings = case.settings(cache_type=case.cache_type)
+    with (
+        bench.context(settings) as straight,
+        bench.context(settings) as saved,
+        bench.context(settings) as resumed,
+    ):
+        straight.decode(prefix)
+        expected = straight.decode(suffix, outputs="all")
+        saved.decode(prefix)
+        resumed.restore(saved.save())
+        return of_logits(resumed.decode(suffix, outputs="all"), expected)
+
+
+@verifies("RP-02", case=CachedCheckpoint)
+def test_a_restored_checkpoint_leaves_every_layer_as_in_an_uninterrupted_run(
+    bench: Bench, case: CachedCheckpoint
+) -> Deviation:
+    prefix, suffix = bench.texts(case.text_seed, case.prefix_tokens, case.suffix_tokens)
+    settings = case.settings(cache_type=case.cache_type)
+    with (
+        bench.context(settings) as straight,
+        bench.context(settings) as saved,
+        bench.context(settings) as resumed,
+    ):
+        straight.decode(prefix)
+        straight.decode(suffix)
+        saved.decode(prefix)
+        resumed.restore(saved.save())
+        resumed.decode(suffix)
+        expected, seen = bench.state(straight.save()), bench.state(resumed.save())
+        return of_layers(compare(expected, seen, layers=bench.layers))
+
+
+@verifies("RP-03", case=Elsewhere)
+def test_a_checkpoint_restores_into_a_used_context_and_another_sequence(bench: Bench, case: Elsewhere) -> Deviation:
+    prefix, suffix, other = bench.texts(case.text_seed, case.prefix_tokens, case.suffix_tokens, case.other_tokens)
+    settings = case.settings(n_ctx=2048, n_seq_max=2, kv_unified=case.kv_unified)
+    with (
+        bench.context(settings) as straight,
+        bench.context(settings) as saved,
+        bench.context(settings) as used,
+    ):
+        straight.decode(prefix)
+        expected = straight.decode(suffix, outputs="all")
+        saved.decode(prefix)
+        for sequence in (0, 1):
+            used.decode(other, sequence=sequence)
+        for sequence in (0, 1):
+            if not used.seq_rm(sequence):
+                raise StateError(f"the build refused to remove the whole of sequence {sequence}")
+        used.restore(saved.save(), case.target_sequence)
+        return of_logits(used.decode(suffix, sequence=case.target_sequence, outputs="all"), expected)
+
+
+@verifies("RP-04", case=Detour)
+def test_a_partial_restore_and_the_removal_of_the_attention_suffix_equal_a_full_restore(
+    bench: Bench, case: Detour
+) -> Deviation:
+    prefix, detour, suffix = bench.texts(case.text_seed, case.prefix_tokens, case.discarded_tokens, case.suffix_tokens)
+    with bench.context(case.settings()) as context, bench.context(case.settings()) as restored:
+        context.decode(prefix)
+        full, partial = context.save(), context.save(flags=StateFlags.PARTIAL_ONLY)
+        restored.restore(full)
+        expected = restored.decode(suffix, outputs="all")
+        context.decode(detour)
+        context.restore(partial, flags=StateFlags.PARTIAL_ONLY)
+        if not context.seq_rm(0, case.prefix_tokens):
+            raise StateError("the build refused to remove the attention suffix after a partial restore")
+        return of_logits(context.decode(suffix, start=case.prefix_tokens, outputs="all"), expected)
+
+
+@verifies("RP-09", case=Save)
+def test_the_announced_written_and_consumed_sizes_of_a_state_are_equal(bench: Bench, case: Save) -> Deviation:
+    flags = FLAGS[case.flags]
+    with bench.context(ContextSettings()) as context:
+        context.decode(*bench.texts(case.text_seed, case.tokens))
+        announced = context.announced_bytes(flags=flags)
+        blob = context.save(flags=flags)
+        consumed = context.load(blob, flags=flags)
+    return worst(
+        [
+            of_count(len(blob), announced, "written against announced"),
+            of_count(consumed, len(blob), "consumed against written"),
+        ]
+    )

@@ -1,0 +1,3 @@
+"""Makes the suite's pytest plugin known."""
+
+pytest_plugins = ["conformance.harness.exam.plugin"]
