@@ -135,11 +135,13 @@ class Described:
             out += _u32(cache.rotation[0]) + _u32(cache.rotation[1])
         for tensor in cache.k:
             out += _tensor(tensor)
-        if cache.stream + 1 == cache.n_stream:
-            self.readable_prefixes.append(len(out))
+        keys_end, empty_streams = len(out), _u32(0) * (cache.n_stream - cache.stream - 1)
         for tensor in cache.v or ():
             out += _transposed(tensor) if cache.v_transposed else _tensor(tensor)
-        return out + _u32(0) * (cache.n_stream - cache.stream - 1)
+        out += empty_streams
+        if out[keys_end:].startswith(empty_streams):  # f32 is type 0, which can pass for an empty stream
+            self.readable_prefixes.append(keys_end + len(empty_streams))
+        return out
 
 
 def _u32(value: int) -> bytes:

@@ -1,15 +1,17 @@
 """The build and the model under test as a check sees them, and what a check draws."""
 
-from .bench import Acquaintance, Bench, Floor, Measurement, Setup, identify, measure, meet, try_on_device
-from .case import Case, Decode
+from .bench import Acquaintance, Bench, Floor, Measurement, Noise, Setup, identify, measure, meet, try_on_device
+from .case import FLOAT_TYPES, Case, Decode
 
 __all__ = [
+    "FLOAT_TYPES",
     "Acquaintance",
     "Bench",
     "Case",
     "Decode",
     "Floor",
     "Measurement",
+    "Noise",
     "Setup",
     "identify",
     "measure",

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict
 from conformance.harness.contract.schema import Invariant
 from conformance.harness.engine import ContextSettings
 
+#: Cache types that hold every value by itself; the others share scales within blocks.
+FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
+
 C = TypeVar("C", bound="Case")
 
 
@@ -60,7 +63,7 @@ class Decode(Case):
         K is of `cache_type`, and so is V, unless that is quantized and flash attention is off, which no build offers:
         then V is f16.
         """
-        quantized = cache_type not in {"f32", "f16", "bf16"}
+        quantized = cache_type not in FLOAT_TYPES
         return ContextSettings(
             n_ubatch=self.ubatch,
             flash_attn=self.flash_attn,

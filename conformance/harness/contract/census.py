@@ -45,6 +45,7 @@ class ModelCensus:
         sliding_window: tokens a sliding layer sees; None when no layer slides.
         attention: layers with keys and values in order; None when the architecture is unknown here.
         recurrent: layers with recurrent state in order; None when the architecture is unknown here.
+
     """
 
     arch: str
@@ -220,6 +221,7 @@ def census_of_gguf(path: Path) -> ModelCensus:
     Raises:
         GGUFError: no GGUF, damaged, truncated, or without a key that every model has.
         OSError: the file cannot be opened.
+
     """
     header = read_header(path)
     try:

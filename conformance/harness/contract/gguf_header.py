@@ -49,6 +49,7 @@ class GGUFHeader:
         values: scalars, strings and arrays by key; tokenizer arrays are left out.
         lengths: number of elements of every array, tokenizer arrays too.
         n_tensors: entries of the tensor table.
+
     """
 
     values: dict[str, Value]
@@ -104,6 +105,7 @@ def read_header(path: Path) -> GGUFHeader:
     Raises:
         GGUFError: no GGUF, an unknown version, damaged, or shorter than its own tensor table says.
         OSError: the file cannot be opened.
+
     """
     with path.open("rb") as file:
         try:

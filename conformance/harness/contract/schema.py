@@ -109,9 +109,7 @@ Line = Annotated[str, Field(min_length=1, pattern=r"^\S.*$", description="one li
 Text = Annotated[str, Field(min_length=1, description="some text")]
 Count = Annotated[int, Field(ge=1, description="a whole number from 1 up")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds, more than 0")]
-Range = Annotated[
-    str, Field(description='a range such as ">=0.3.36,<0.4", quoted'), AfterValidator(_specifiers)
-]  # PEP 440, as in requirements
+Range = Annotated[str, Field(description='a range such as ">=0.3.36,<0.4", quoted'), AfterValidator(_specifiers)]
 ModelNames = Annotated[
     tuple[str, ...],
     BeforeValidator(_model_names),
@@ -255,7 +253,8 @@ class Figure(Entry):
 class Invariant(Entry):
     """One statement that must hold, and how it is searched and judged.
 
-    ``examples`` gives the number of drawn cases for every profile. ``timeout_seconds`` replaces the profile's timeout
+    ``accept_reordered`` replaces ``accept`` for cases in which both sides hold the same cells in another order. ``examples``
+    gives the number of drawn cases for every profile. ``timeout_seconds`` replaces the profile's timeout
     for one drawn case.
     """
 
@@ -270,6 +269,7 @@ class Invariant(Entry):
     ] = {}
     examples: dict[str, Count]
     accept: Accept
+    accept_reordered: Accept | None = None
     required: bool
     timeout_seconds: Seconds | None = None
     figures: dict[str, Figure] = {}

@@ -19,7 +19,11 @@ REGISTRY = Registry()
 
 
 class Undecided(Exception):
-    """Raised by a body when a case can be neither right nor wrong; the text says why."""
+    """Raised by a body when the whole check can be neither right nor wrong; the text says why."""
+
+
+class NotDecidable(Exception):
+    """Raised by a body for one case that no run can decide, so that others are drawn; the text says why."""
 
 
 @dataclass(frozen=True)

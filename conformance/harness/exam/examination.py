@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from conformance.harness.report.results import Check, Verdict
 from conformance.harness.state import BlobError
 from fixtures import models
 
-from .check import BoundCheck, Undecided, check_of, run_case
+from .check import BoundCheck, NotDecidable, Undecided, check_of, run_case
 
 SPECS = Path(__file__).parents[3] / "specs"
+_NOISE_FACTOR = 10
 
 
 def contract() -> Contract:
@@ -39,11 +40,13 @@ def contract() -> Contract:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case ended. `deviation` is None where nothing could be measured."""
+    """How one case ended; `deviation` is None where nothing could be measured, `limit` the largest that passes."""
 
     verdict: Verdict
     reason: str | None = None
     deviation: Deviation | None = None
+    floor: float = 0.0
+    limit: float = 0.0
     stderr: str = ""
 
 
@@ -55,41 +58,56 @@ class Refuted(Exception):
         self.case, self.outcome = case, outcome
 
 
-def floors_of(accept: Accept) -> tuple[Floor, ...]:
-    """The noise that a rule is held against: none for counts, that of repeats for bits, else the one it names."""
-    return () if accept.rule == "exact" else (accept.floor or "repeat",)
+def floors_of(invariant: Invariant) -> tuple[Floor, ...]:
+    """The kinds of noise that an invariant's rules are held against: none for counts, that of repeats for bits."""
+    rules = [rule for rule in (invariant.accept, invariant.accept_reordered) if rule and rule.rule != "exact"]
+    return tuple(dict.fromkeys(rule.floor or "repeat" for rule in rules))
 
 
-def _floor(accept: Accept, acquaintance: Acquaintance) -> float:
-    return max((acquaintance.floors[floor] for floor in floors_of(accept)), default=0.0)
+def measured_floor(accept: Accept, acquaintance: Acquaintance, case: Case | None) -> float:
+    """The noise on this model that a rule is held against, in the unit of its quantity.
+
+    Noise depends on flash attention: a case that names it is held against that noise, any other against the larger.
+    """
+    if accept.rule == "exact":
+        return 0.0
+    flash = getattr(case, "flash_attn", None)
+    noises = [
+        noise
+        for (floor, under), noise in acquaintance.floors.items()
+        if floor == (accept.floor or "repeat") and flash in (None, under)
+    ]
+    return max(noise.state if accept.quantity == "state" else noise.logits for noise in noises)
 
 
-def judge(accept: Accept, floor: float, deviation: Deviation) -> Outcome:
+def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviation: Deviation) -> Outcome:
     """What a measured deviation means.
 
     Where bits must agree and the build does not even repeat itself, a deviation within that noise is UNKNOWN: it shows
     neither a fault nor its absence.
     """
+    accept = (deviation.reordered and invariant.accept_reordered) or invariant.accept
+    floor = measured_floor(accept, acquaintance, case)
+    limit = accept.limit(floor)
     if accept.holds(deviation.value, floor):
-        return Outcome("PASS", deviation=deviation)
+        return Outcome("PASS", None, deviation, floor, limit)
     place = f"{deviation.where}: " if deviation.where else ""
     what = f"{place}expected {deviation.expected}, got {deviation.seen}" if deviation.expected else deviation.where
-    if accept.rule == "bitwise" and 0 < deviation.value <= 10 * floor:
-        return Outcome(
-            "UNKNOWN", f"the build does not repeat itself bit for bit, so this cannot be told ({what})", deviation
-        )
-    return Outcome("FAIL", what or "not a finite number", deviation)
+    if accept.rule == "bitwise" and 0 < deviation.value <= _NOISE_FACTOR * floor:
+        reason = f"the build does not repeat itself bit for bit, so this cannot be told ({what})"
+        return Outcome("UNKNOWN", reason, deviation, floor, limit)
+    return Outcome("FAIL", what or "not a finite number", deviation, floor, limit)
 
 
-def _judged(measured: Callable[[], Deviation], accept: Accept, floor: float) -> Outcome:
+def _judged(measured: Callable[[], Deviation], judged: Callable[[Deviation], Outcome]) -> Outcome:
     """The outcome of a measurement, whatever it raises."""
     try:
-        return judge(accept, floor, measured())
+        return judged(measured())
     except ChildDeath as death:
         return Outcome(death.verdict, f"the build {death}", stderr=death.stderr)
     except (DecodeError, StateError) as error:
         return Outcome("FAIL", str(error), Deviation(math.inf, "a call that must work was refused"))
-    except ModelError as error:
+    except (ModelError, NotDecidable) as error:
         return Outcome("SKIPPED", str(error))
     except (Undecided, BlobError) as error:
         return Outcome("UNKNOWN", str(error))
@@ -97,9 +115,10 @@ def _judged(measured: Callable[[], Deviation], accept: Accept, floor: float) -> 
         return Outcome("UNKNOWN", f"the suite itself failed:\n{traceback.format_exc()}")
 
 
-def _resolution(outcome: Outcome) -> float:
-    """Orders outcomes that passed: the larger deviation is the more telling."""
-    return outcome.deviation.value if outcome.deviation else -1.0
+def _closeness(outcome: Outcome) -> tuple[float, float]:
+    """Orders outcomes that passed by how close they came to failing."""
+    assert outcome.deviation is not None
+    return outcome.deviation.value / outcome.limit if outcome.limit else 0.0, outcome.limit
 
 
 @dataclass
@@ -159,7 +178,7 @@ class Examination:
                 self._drawn(check)
         except Refuted as refuted:
             return refuted.case, refuted.outcome
-        return None, max(self._passed, key=_resolution, default=Outcome("PASS"))
+        return None, max(self._passed, key=_closeness, default=Outcome("PASS"))
 
     def _drawn(self, check: BoundCheck) -> None:
         @hypothesis.seed(self.seed)
@@ -206,11 +225,7 @@ class Examination:
             deviation: Deviation = measurement.deviation
             return deviation
 
-        return _judged(measured, self.invariant.accept, self._floor)
-
-    @property
-    def _floor(self) -> float:
-        return _floor(self.invariant.accept, self.acquaintance)
+        return _judged(measured, lambda found: judge(self.invariant, self.acquaintance, case, found))
 
     def _report(self, check: BoundCheck, case: Case | None, outcome: Outcome, seconds: float) -> Check:
         deviation = outcome.deviation
@@ -228,8 +243,8 @@ class Examination:
             reason=outcome.reason,
             quantity=deviation.quantity if deviation else self.invariant.accept.quantity,
             deviation=deviation.value if deviation else None,
-            floor=self._floor,
-            limit=self.invariant.accept.limit(self._floor),
+            floor=outcome.floor,
+            limit=outcome.limit,
             seconds=seconds,
             seconds_in_library=self._in_library,
             examples=len(self._outcomes),
@@ -241,20 +256,21 @@ class Examination:
 
 def replay_command(setup: Setup, reference: str, case: Case) -> str:
     """A shell line that runs one case again in a fresh process, without pytest."""
-    arguments = [repr(reference), repr(case.model_dump()), f"build={setup.build!r}", f"model={setup.model!r}"]
-    if setup.fault:
-        arguments.append(f"fault={setup.fault!r}")
-    if setup.n_threads != 1:
-        arguments.append(f"n_threads={setup.n_threads}")
+    arguments = [json.dumps(reference), f"dict({_keywords(case.model_dump())})", _keywords(asdict(setup))]
     code = f"from conformance.harness.exam import replay; replay({', '.join(arguments)})"
     return f"python -c {shlex.quote(code)}"
+
+
+def _keywords(values: dict[str, Any]) -> str:
+    """Python keyword arguments; strings in double quotes, so that the whole fits into a shell's single ones."""
+    return ", ".join(f"{k}={json.dumps(v) if isinstance(v, str) else repr(v)}" for k, v in values.items())
 
 
 def replay(
     reference: str,
     case: dict[str, Any],
     *,
-    build: str = "bundled",
+    build: str,
     model: str,
     fault: str | None = None,
     n_threads: int = 1,
@@ -266,16 +282,17 @@ def replay(
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     setup = Setup(build, model, fault, n_threads)
     check = check_of(reference)
-    invariant = contract()[check.id]
-    floor = _floor(invariant.accept, meet(setup, floors_of(invariant.accept)))
-    outcome = _judged(lambda: run_case(setup, reference, case).deviation, invariant.accept, floor)
+    invariant, drawn = contract()[check.id], check.case(**case)
+    acquaintance = meet(setup, floors_of(invariant))
+    outcome = _judged(
+        lambda: run_case(setup, reference, case).deviation, lambda found: judge(invariant, acquaintance, drawn, found)
+    )
     print(f"{outcome.verdict} {check.id} on {model}: {invariant.title}")
     print(f"case: {json.dumps(case)}")
     if outcome.reason:
         print(outcome.reason)
     if outcome.deviation:
-        limit = invariant.accept.limit(floor)
         print(
-            f"deviation {outcome.deviation.value:.3g} ({outcome.deviation.quantity}), floor {floor:.3g}, limit {limit:.3g}"
+            f"deviation {outcome.deviation.value:.3g} ({outcome.deviation.quantity}), floor {outcome.floor:.3g}, limit {outcome.limit:.3g}"
         )
     sys.exit(outcome.verdict != "PASS")

@@ -10,6 +10,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -278,7 +279,10 @@ class _Controller:
                         "measured": None
                         if look.acquaintance is None
                         else {
-                            "floors": look.acquaintance.floors,
+                            "floors": {
+                                f"{floor}, flash attention {flash}": asdict(noise)
+                                for (floor, flash), noise in look.acquaintance.floors.items()
+                            },
                             "prefill_tokens_per_second": round(look.acquaintance.prefill_tokens_per_second),
                         },
                     }
@@ -321,6 +325,7 @@ class _Controller:
         self._done += 1
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None:
+            reporter.showfspath = False
             line = f"[{self._done}/{self._total}] {check.verdict:7} {check.id} {check.model}: {check.examples} cases, {check.seconds:.1f} s"
             reporter.ensure_newline()
             reporter.write_line(line, red=check.verdict in ("FAIL", "CRASH", "TIMEOUT"))

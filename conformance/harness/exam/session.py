@@ -150,7 +150,7 @@ def prepare(options: Options, contract: Contract) -> Session:
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
     subjects = [_subject(path.stem, path) for path in options.models] if options.models else _fixtures()
-    floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant.accept)}))
+    floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
     paths = [subject.path for subject in subjects]
     with ExitStack() as stack, ThreadPoolExecutor(_LOOKERS) as pool:
         children: SimpleQueue[Child] = SimpleQueue()

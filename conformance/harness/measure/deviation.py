@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +34,11 @@ class Deviation:
     expected: str = ""
     seen: str = ""
     layers: tuple[dict[str, Any], ...] = field(default=())
+    reordered: bool = False
+
+    def with_cells_in_another_order(self, reordered: bool) -> Deviation:
+        """The same deviation, marked."""
+        return replace(self, reordered=reordered)
 
 
 def nmse(seen: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from conformance.harness.measure.deviation import nmse
 
-from .sequence import Cells, LayerMap, PartName, Rows, SequenceState
+from .sequence import AttentionCache, AttentionLayer, Cells, LayerMap, PartName, Rows, SequenceState
 
 Kind = Literal["attention", "recurrent", "attention cells", "recurrent cells"]
 Measure = Literal["NMSE", "fraction of differing bytes", "shape"]
@@ -103,17 +103,41 @@ def _plain(value: float | None) -> float | str | None:
     return "NaN" if math.isnan(value) else "Infinity"
 
 
-def compare(a: SequenceState, b: SequenceState, *, layers: LayerMap | None = None) -> tuple[LayerComparison, ...]:
+def compare(
+    a: SequenceState, b: SequenceState, *, layers: LayerMap | None = None, by_position: bool = False
+) -> tuple[LayerComparison, ...]:
     """One row per layer of either state, in model order under a map; `a` is the reference.
+
+    Cells are compared in stored order, or with `by_position` in the order of their positions.
 
     Cells whose positions, x, y or token differ come first, as one more row for each cache; fields that only one of the
     two layouts stores are not compared. Rows stored in different order (V with and without flash attention) are
     compared by cell and channel. Shapes and types that differ are differences. Raises `ValueError` when the map does
     not fit a state.
     """
+    if by_position:
+        a, b = (replace(state, attention=tuple(map(_by_position, state.attention))) for state in (a, b))
     ours, theirs = _layers(a, layers), _layers(b, layers)
     keys = sorted(ours.keys() | theirs.keys(), key=lambda key: key if layers else (key[2], key[1], key[0]))
     return (*_compare_cells(a, b), *(_compare_layer(key, ours.get(key), theirs.get(key)) for key in keys))
+
+
+def _by_position(cache: AttentionCache) -> AttentionCache:
+    """The cache with its cells in the order of their positions; a copy unless they lie so."""
+    order = np.argsort(cache.cells.positions, kind="stable")
+    if (order[1:] > order[:-1]).all():
+        return cache
+
+    def rows(stored: Rows) -> Rows:
+        return replace(stored, bytes=stored.bytes[:, order] if stored.transposed else stored.bytes[order])
+
+    cells = cache.cells
+    x, y, token = (None if column is None else column[order] for column in (cells.x, cells.y, cells.token))
+    return replace(
+        cache,
+        cells=replace(cells, positions=cells.positions[order], x=x, y=y, token=token),
+        layers=tuple(AttentionLayer(rows(each.k), each.v and rows(each.v)) for each in cache.layers),
+    )
 
 
 def first_difference(rows: Sequence[LayerComparison]) -> str | None:
