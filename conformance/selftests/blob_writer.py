@@ -190,8 +190,8 @@ def attention_caches(draw: st.DrawFn, rng: np.random.Generator, n_stream: int) -
 @st.composite
 def recurrent_memories(draw: st.DrawFn, rng: np.random.Generator, n_attention: int) -> Recurrent:
     n_cells, n_layer = draw(st.integers(0, 2)), draw(st.integers(1, 4))
-    # No multiples of 12 bytes: the heads of empty layers could then pass for the rows of fewer, filled ones.
-    n_r, n_s = draw(st.sampled_from([(7, 16), (13, 5), (7, 0), (0, 8)]))
+    # Longer than the heads of all layers together, as in any model: the heads of empty layers cannot pass for a row.
+    n_r, n_s = draw(st.sampled_from([(29, 40), (31, 27), (29, 0), (0, 32)]))
     return Recurrent(
         positions=rng.integers(0, 500, n_cells, np.int32),
         n_model_layer=n_layer + n_attention,

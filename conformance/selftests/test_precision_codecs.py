@@ -212,3 +212,17 @@ def test_rotation_spreads_an_outlier_channel_and_plain_floats_are_left_alone() -
 
     assert error("q4_0", True) < error("q4_0", False) / 2
     assert error("f16", True) == error("f16", False)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "kvarn4"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, np.finfo(np.float32).max])
+def test_rotation_hides_no_value_that_must_be_refused(name: str, bad: float) -> None:
+    values = np.ones((128, 128), np.float32)
+    values[70, 3:9] = bad
+    with pytest.raises(CodecError, match=f"{name}: a value is"):
+        body(name, 128, "k").round_trip(values)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "iq4_nl", "f16", "kvarn4"])
+def test_no_rows_are_no_trouble(name: str) -> None:
+    assert body(name, 128, "v").round_trip(np.zeros((0, 256), np.float32)).shape == (0, 256)

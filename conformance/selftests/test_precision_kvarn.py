@@ -81,13 +81,13 @@ def scales_by_rebuilding(tile: Floats) -> tuple[np.ndarray, np.ndarray]:
     for _ in range(16):
         log_column = np.clip(log_column + np.log(scaled().std(axis=0, ddof=1).clip(1e-3, 1e3)), -0.3, 10)
         log_row = np.clip(log_row + np.log(scaled().std(axis=1, ddof=1).clip(1e-3, 1e3)), -0.3, 10)
-        if imbalance() <= least:
+        if imbalance() <= least * (1 + 1e-9):
             best, least = (log_row, log_column), imbalance()
     return np.exp(best[0]), np.exp(best[1])
 
 
 @settings(max_examples=10)
-@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([0.02, 1.0, 5e3]))
+@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([1e-4, 0.02, 1.0, 5e3]))
 def test_dual_scaling_without_rebuilding_is_dual_scaling(seed: int, size: float) -> None:
     some = tiles(seed) * np.float32(size)
     rows, columns = dual_scales(some)
@@ -103,7 +103,7 @@ def test_dual_scaling_evens_out_both_axes() -> None:
     scaled = tile / rows[:, :, None] / columns[:, None, :]
     for axis in (1, 2):
         before, after = tile.std(axis=axis, ddof=1), scaled.std(axis=axis, ddof=1)
-        assert after.max() / after.min() < before.max() / before.min() / 2
+        assert after.max() / after.min() < 0.75 * before.max() / before.min()
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)

@@ -218,7 +218,8 @@ def in_float32(layer: Layer) -> NDArray[np.float32]:
     masked = np.where(layer.selection.visible, np.where(exact, scores[1], scores[0]), -np.inf)
     weights = softmax(masked.astype(np.float64)).astype(np.float32)
     tail: NDArray[np.float32] = np.where(exact, weights, 0) @ layer.exact.values
-    return tail + np.where(exact, 0, weights) @ layer.body.values
+    older: NDArray[np.float32] = np.where(exact, 0, weights) @ layer.body.values
+    return tail + older
 
 
 FAULTS = [

@@ -84,7 +84,7 @@ def test_the_census_adds_up_to_the_blob(wanted: Described) -> None:
     assert counted.s_bytes == sum(tensor.rows.size for tensor in memory.s) if memory else counted.s_bytes == 0
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=700)
 @given(wanted=described())
 def test_a_truncated_blob_is_refused_unless_it_ends_where_a_shorter_state_is_complete(wanted: Described) -> None:
     blob = wanted.write()

@@ -138,6 +138,7 @@ def _recorded(path: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
     return cases
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """As many workers as there are cores, and as the largest model fits into free memory."""
     session = config.stash.get(_SESSION, None)
@@ -148,11 +149,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return max(1, min(os.cpu_count() or 1, by_memory, len(session.pairs(config.stash[_CONTRACT]))))
 
 
-class _XdistHooks:
-    """Hooks that exist only where pytest-xdist is active."""
-
-    @pytest.hookimpl
-    def pytest_configure_node(self, node: Any) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the prepared session to a worker."""
+    if _SESSION in node.config.stash:
         node.workerinput[_PROPERTY] = pickle.dumps(node.config.stash[_SESSION])
 
 
@@ -292,8 +292,6 @@ class _Controller:
             not_applicable=others,
         )
         (options.report / CASES_NAME).write_text("")
-        if config.pluginmanager.hasplugin("dsession") or config.pluginmanager.hasplugin("xdist"):
-            config.pluginmanager.register(_XdistHooks(), "conformance-xdist")
 
     def pytest_report_header(self) -> list[str]:
         identity, options = self._session.identity, self._session.options

@@ -38,6 +38,7 @@ BITS = (2, 3, 4, 5, 6, 8)
 HEAD_DIMS = (64, 128, 256, 512)
 
 _ROUNDS = 16
+_TIE = 1 + 1e-9  # imbalances closer than this differ by rounding only: a tile below every clamp is scaled evenly
 _TILES_AT_ONCE = 64
 
 
@@ -168,7 +169,7 @@ def dual_scales(tiles: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]
     of_columns, of_rows = column_deviations(), row_deviations()
     for _ in range(_ROUNDS + 1):
         imbalance = _spread(of_columns) + _spread(of_rows)
-        better = (imbalance <= least)[:, None]
+        better = (imbalance <= least * _TIE)[:, None]
         least = np.minimum(least, imbalance)
         best_row, best_column = np.where(better, row, best_row), np.where(better, column, best_column)
         column = _rescaled(column, of_columns)
@@ -207,6 +208,6 @@ def _pack(codes: Bytes, bits: int) -> Bytes:
 
 def _unpack(packed: Bytes, bits: int) -> Bytes:
     """The inverse of `_pack`."""
-    planes = np.unpackbits(packed, axis=1, bitorder="little").reshape(len(packed), -1, bits)
+    planes = np.unpackbits(packed, axis=1, bitorder="little").reshape(len(packed), packed.shape[1] * 8 // bits, bits)
     codes: Bytes = np.packbits(planes, axis=-1, bitorder="little")[..., 0]
     return codes

@@ -39,7 +39,8 @@ def rotate(rows: Floats, width: int) -> Floats:
     """
     if rows.shape[-1] % width:
         raise CodecError(f"rows of {rows.shape[-1]} values cannot be rotated {width} at a time")
-    return (rows.reshape(-1, width) @ hadamard(width)).reshape(rows.shape)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite stays so, for the codec to refuse
+        return (rows.reshape(-1, width) @ hadamard(width)).reshape(rows.shape)
 
 
 def native_width(head_dim: int, side: Side) -> int | None:

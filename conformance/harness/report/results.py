@@ -77,12 +77,34 @@ class LayerRow(BaseModel):
     first: Text | None = None
 
 
+class Excused(Record):
+    """The outcome behind a KNOWN verdict, and where the entry stands that excuses it (``file:line``).
+
+    ``upstream`` is a link to the report of the fault, or says that none was found; None for a waiver.
+    """
+
+    verdict: Verdict
+    reason: Text | None
+    where: Text
+    upstream: Text | None = None
+
+
 class Detail(BaseModel):
-    """What a check has to say besides its figures; further keys are allowed and are kept as JSON."""
+    """What a check has to say besides its figures; further keys are allowed and are kept as JSON.
+
+    ``where`` is the place of the deviation, ``expected`` and ``seen`` the two values there. ``stderr`` is what a build
+    wrote before it crashed. ``seed`` is that of the draws.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     layers: tuple[LayerRow, ...] | None = None
+    where: Text | None = None
+    expected: Text | None = None
+    seen: Text | None = None
+    stderr: Text | None = None
+    seed: int | None = None
+    excused: Excused | None = None
 
 
 class Check(Record):
@@ -127,6 +149,12 @@ class Check(Record):
                 "verdict": verdict,
             }
         )
+
+    def excuse(self, reason: str, where: str, upstream: str | None = None) -> Check:
+        """The same check as KNOWN for ``reason``; what it really showed stays in ``detail.excused``."""
+        excused = Excused(verdict=self.verdict, reason=self.reason, where=where, upstream=upstream)
+        detail = self.detail.model_copy(update={"excused": excused})
+        return self.model_copy(update={"verdict": "KNOWN", "reason": jsonable(reason), "detail": detail})
 
     @property
     def has_run(self) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.harness.report.results import VERDICTS, Check, NotApplicable, Results, Verdict
-from conformance.harness.report.wording import describe, figure, printable
+from conformance.harness.report.results import VERDICTS, Check, Results, Verdict
+from conformance.harness.report.wording import describe, figure, models_not_concerned, models_not_run, printable
 
 _STYLES: dict[Verdict, str] = {
     "PASS": "green",
@@ -35,8 +34,10 @@ def print_results(results: Results, console: Console) -> None:
     for check in results.checks:
         if check.verdict != "PASS" and check.has_run:
             _print_check(check, console)
-    for sentence in (*_not_run(results.checks), *_not_applicable(results.not_applicable)):
-        console.print(_text(sentence))
+    for id, models in models_not_run(results.checks).items():
+        console.print(_text(f"UNKNOWN {id} was not run on {', '.join(models)}"))
+    for (id, reason), models in models_not_concerned(results.not_applicable).items():
+        console.print(_text(f"{id} does not apply to {', '.join(models)}: {reason}"))
     for note in results.notes:
         console.print(_text(f"note: {note}"))
     style = "bold green" if results.summary.exit_code == 0 else "bold red"
@@ -94,24 +95,6 @@ def _print_check(check: Check, console: Console) -> None:
         # Not wrapped here, so that a replay can be copied whole.
         console.print(_text(f"  {line}"), soft_wrap=True)
     console.print()
-
-
-def _not_run(checks: Sequence[Check]) -> Iterator[str]:
-    models: dict[str, list[str]] = {}
-    for check in checks:
-        if not check.has_run:
-            models.setdefault(check.id, []).append(check.model)
-    for id, names in models.items():
-        yield f"UNKNOWN {id} was not run on {', '.join(names)}"
-
-
-def _not_applicable(pairs: Sequence[NotApplicable]) -> Iterator[str]:
-    """Pairs whose reasons differ by the name of the model only, in one sentence."""
-    models: dict[tuple[str, str], list[str]] = {}
-    for pair in pairs:
-        models.setdefault((pair.id, pair.reason.replace(pair.model, "it")), []).append(pair.model)
-    for (id, reason), names in models.items():
-        yield f"{id} does not apply to {', '.join(names)}: {reason}"
 
 
 def _text(words: str, style: str = "") -> Text:

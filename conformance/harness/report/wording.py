@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from conformance.harness.report.results import Check
+from conformance.harness.report.results import Check, LayerRow, NotApplicable
 
 _CONTROLS = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -23,21 +23,61 @@ def figure(value: float | None) -> str:
     return "0" if value == 0 else re.sub(r"e([+-])0?", r"e\1", f"{value:.1e}")
 
 
+def clipped(text: str, length: int) -> str:
+    """``text``, or its two ends around a note on how much is left out, about ``length`` characters long."""
+    if len(text) <= length:
+        return text
+    half = length // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
+
+
+def place(row: LayerRow) -> str:
+    """A row of a layer-by-layer comparison by name: "layer 7 (recurrent)"."""
+    return row.kind if row.layer is None else f"layer {row.layer} ({row.kind})"
+
+
+def tally_of_layers(check: Check) -> str | None:
+    """How many rows of a layer-by-layer comparison differ and where the first is; None where nothing was compared."""
+    layers = check.detail.layers
+    if not layers:
+        return None
+    unequal = [row for row in layers if not row.equal]
+    if not unequal:
+        return f"all {len(layers)} rows equal"
+    seen = f": {unequal[0].first}" if unequal[0].first else ""
+    return f"{len(unequal)} of {len(layers)} rows differ, first {place(unequal[0])}{seen}"
+
+
+def models_not_run(checks: Iterable[Check]) -> Mapping[str, list[str]]:
+    """The models on which a check was planned and did not run, by the check's id."""
+    models: dict[str, list[str]] = {}
+    for check in checks:
+        if not check.has_run:
+            models.setdefault(check.id, []).append(check.model)
+    return models
+
+
+def models_not_concerned(pairs: Iterable[NotApplicable]) -> Mapping[tuple[str, str], list[str]]:
+    """The models to which a check does not apply, by the check's id and the reason without the model's name."""
+    models: dict[tuple[str, str], list[str]] = {}
+    for pair in pairs:
+        models.setdefault((pair.id, pair.reason.replace(pair.model, "it")), []).append(pair.model)
+    return models
+
+
 def describe(check: Check) -> Iterator[str]:
     """Why the check ended as it did: reason, deviation against floor, layer, drawn case, replay."""
     if check.reason:
         yield printable(check.reason).rstrip()
+    if excused := check.detail.excused:
+        reason = f": {printable(excused.reason).rstrip()}" if excused.reason else ""
+        yield f"it ended in {excused.verdict}{reason}"
     if check.deviation is not None:
         quantity = f" ({check.quantity})" if check.quantity else ""
         limit = "" if check.limit is None else f"; accepted up to {figure(check.limit)}"
         yield f"deviation {figure(check.deviation)}{quantity} against a noise floor of {figure(check.floor)}{limit}"
-    layers = check.detail.layers or ()
-    unequal = [row for row in layers if not row.equal]
-    if unequal:
-        first = unequal[0]
-        place = first.kind if first.layer is None else f"layer {first.layer} ({first.kind})"
-        seen = f": {printable(first.first)}" if first.first else ""
-        yield f"{len(unequal)} of {len(layers)} rows differ, first {place}{seen}"
+    if layers := tally_of_layers(check):
+        yield printable(layers)
     if check.case is not None:
         yield f"case: {json.dumps(check.case)}"
     if check.replay:

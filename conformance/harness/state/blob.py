@@ -51,6 +51,9 @@ _MAX_ROW_SIZE = 1 << 32
 _MAX_ROTATION = 1 << 16
 _MAX_ATTENTION_CACHES = 3
 
+# Builds keep recurrent state in f32; no ggml operator updates it in place in a quantized type.
+_RECURRENT_TYPES = ("f32", "f16", "bf16")
+
 # Sequences that each cell names in the blob of one sequence; builds refuse to load any other number.
 _OWNERS_ATTENTION = 1
 _OWNERS_RECURRENT = 0
@@ -231,9 +234,12 @@ class _Reader:
                 raise BlobError(offset, f"no s order and layer count: {s_trans}, {n_model_layer}")
             offset += _PAIR.size
             while len(tensors) < 2 * n_model_layer:
-                rows, offset = self._rows(offset, n_cells, f"recurrent tensor {len(tensors)}")
+                rows, end = self._rows(offset, n_cells, f"recurrent tensor {len(tensors)}")
+                if rows.type not in _RECURRENT_TYPES:
+                    raise BlobError(offset, f"recurrent state of type {rows.type}")
                 tensors.append(rows)
-                ends.append(offset)
+                ends.append(end)
+                offset = end
         for n_layer in range(len(tensors) // 2, 0, -1):
             r, s = tensors[:n_layer], tensors[n_layer : 2 * n_layer]
             if _uniform(r) and _uniform(s):

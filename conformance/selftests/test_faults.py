@@ -1,0 +1,96 @@
+"""Every planted fault is caught by every check that claims it, and every invariant has a fault that it catches."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conformance.harness.bench import Acquaintance, Setup, meet
+from conformance.harness.engine.child import Child
+from conformance.harness.exam import REGISTRY
+from conformance.harness.exam.check import BoundCheck, check_of
+from conformance.harness.exam.examination import Examination, contract, floors_of
+from conformance.harness.exam.session import child_for
+from conformance.harness.faults import FAULTS
+from conformance.harness.report.results import Check
+from conformance.harness.report.wording import figure
+from fixtures import models
+
+from .conftest import FAULT_ROW
+
+CONTRACT = contract()
+for _path in sorted((Path(__file__).parents[1]).glob("test_*.py")):
+    importlib.import_module(f"conformance.{_path.stem}")
+CHECKS: dict[str, BoundCheck] = {
+    id: check_of(tie.test.rpartition(".")[0] + ":" + tie.test.rpartition(".")[2]) for tie in REGISTRY for id in tie.ids
+}
+CLAIMS = [(name, id) for name, fault in FAULTS.items() for id in fault.caught_by]
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with child_for([models.path(name) for name in {fault.model for fault in FAULTS.values()}]) as child:
+        yield child
+
+
+@pytest.fixture(scope="module")
+def first_looks() -> dict[object, Acquaintance]:
+    return {}
+
+
+def examined(looks: dict[object, Acquaintance], child: Child, id: str, setup: Setup, examples: int) -> Check:
+    invariant = CONTRACT[id]
+    floors = floors_of(invariant)
+    if (setup, floors) not in looks:
+        looks[setup, floors] = child.call(meet, setup, floors, timeout=60)
+    planned = FAULTS[setup.fault or ""]
+    timeout = 3.0 if planned.verdict == "TIMEOUT" else 60.0
+    profile = CONTRACT.profiles["smoke"].model_copy(update={"shrink_seconds": 0.0, "example_timeout_seconds": timeout})
+    return Examination(
+        setup=setup,
+        model=setup.model,
+        invariant=invariant,
+        profile=profile,
+        examples=examples,
+        seed=0,
+        acquaintance=looks[setup, floors],
+        child=child,
+    ).take(CHECKS[id])
+
+
+@pytest.mark.parametrize(("fault", "id"), CLAIMS, ids=[f"{fault}-{id}" for fault, id in CLAIMS])
+def test_a_planted_fault_is_caught(
+    fault: str,
+    id: str,
+    child: Child,
+    first_looks: dict[object, Acquaintance],
+    record_property: pytest.RecordProperty,
+) -> None:
+    planted = FAULTS[fault]
+    check = examined(first_looks, child, id, Setup("bundled", planted.model, fault), examples=12)
+    where = (check.reason or "").splitlines()[0][:60] if check.reason else ""
+    record_property(
+        FAULT_ROW,
+        f"{fault:26} {id:6} {planted.model:12} {check.verdict:8} {figure(check.deviation):>10} {figure(check.floor):>9}  {where}",
+    )
+    assert check.verdict == planted.verdict, check.reason
+    assert check.case is not None
+    assert check.replay is not None
+    assert fault in check.replay
+
+
+def test_every_invariant_has_a_fault_that_it_catches() -> None:
+    assert {id for _, id in CLAIMS} == set(CONTRACT.invariants)
+
+
+def test_the_figures_of_the_document_are_those_of_the_model_that_stands_for_it() -> None:
+    figures = {name: figure.value for name, figure in CONTRACT["AR-01"].figures.items()}
+    census = models.recipe("holo3-mini").census
+    assert figures == {
+        "layers": census.n_layer,
+        "attention_layers": len(census.attention or ()),
+        "recurrent_layers": len(census.recurrent or ()),
+    }
