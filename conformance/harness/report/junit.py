@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from conformance.harness.report.results import Check, Results
+from conformance.harness.report.store import replace_file
 from conformance.harness.report.wording import describe, printable
 
 
@@ -34,7 +35,7 @@ def write_junit(results: Results, path: Path) -> None:
     for attribute, tag in counts.items():
         suite.set(attribute, str(len(suite.findall(f".//{tag}"))))
     ET.indent(suite)
-    ET.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+    replace_file(path, ET.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
 def _outcome(check: Check) -> str | None:

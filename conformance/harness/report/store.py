@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from conformance.harness.report.results import SCHEMA, VERDICTS, Check, NotApplicable, Results
-from conformance.harness.report.verdict import summarise
+from conformance.harness.report.outcomes import Outcomes
+from conformance.harness.report.results import SCHEMA, Check, NotApplicable, Results
 
 LOG_NAME = "results.jsonl"
 FILE_NAME = "results.json"
@@ -45,29 +45,27 @@ class ResultsWriter:
     ) -> None:
         self.folder = folder
         self.problems: list[str] = []
-        self._run = _Run(planned, build, suite, settings, not_applicable)
+        self._run = Outcomes(planned, build, suite, settings, not_applicable)
         self._pending = b""
-        plan = self._run.results().as_json()
+        plan = self._run.results()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            self._append({"plan": plan})
-            self._replace(plan)
+            self._append({"plan": plan.as_json()})
+            _write(plan, folder)
         except OSError as error:
-            raise ReportError(
-                f"cannot write the report folder {folder} ({error.strerror}); make room there or choose another folder"
-            ) from None
+            raise ReportError(_no_room(folder, error)) from None
 
     def record(self, check: Check) -> None:
         """Stores the outcome of a check. A second outcome of the same check can only make it worse."""
         self._run.put(check)
         self._attempt(lambda: self._append({"check": check.model_dump(mode="json")}))
-        self._attempt(lambda: self._replace(self._run.results(problems=self.problems).as_json()))
+        self._attempt(lambda: _write(self._run.results(problems=self.problems), self.folder))
 
     def finish(self, notes: Sequence[str] = ()) -> Results:
         """Writes the last state, ends the report and returns the results."""
         self._attempt(lambda: self._append({"notes": list(notes)}))
-        self._attempt(lambda: self._replace(self._run.results(notes, self.problems).as_json()))
+        self._attempt(lambda: _write(self._run.results(notes, self.problems), self.folder))
         os.close(self._log)
         return self._run.results(notes, self.problems)
 
@@ -85,15 +83,37 @@ class ResultsWriter:
         while self._pending:
             self._pending = self._pending[os.write(self._log, self._pending) :]
 
-    def _replace(self, results: Mapping[str, Any]) -> None:
-        target = self.folder / FILE_NAME
-        draft = target.with_suffix(".json.new")
-        try:
-            draft.write_bytes(json.dumps(results, allow_nan=False, indent=1).encode() + b"\n")
-            os.replace(draft, target)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Writes a file as a whole: whoever reads it finds the old content or the new. Raises OSError."""
+    draft = target.with_name(f"{target.name}.new")
+    try:
+        draft.write_bytes(content)
+        os.replace(draft, target)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_results(results: Results, folder: Path) -> None:
+    """Writes ``results.json`` into a folder that holds no run of its own. Raises ReportError."""
+    log = folder / LOG_NAME
+    if log.exists():
+        raise ReportError(f"{folder} holds the {LOG_NAME} of another run; choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(results, folder)
+    except OSError as error:
+        raise ReportError(_no_room(folder, error)) from None
+
+
+def _write(results: Results, folder: Path) -> None:
+    content = json.dumps(results.as_json(), allow_nan=False, indent=1).encode() + b"\n"
+    replace_file(folder / FILE_NAME, content)
+
+
+def _no_room(folder: Path, error: OSError) -> str:
+    return f"cannot write the report folder {folder} ({error.strerror}); make room there or choose another folder"
 
 
 def read_results(path: Path) -> Results:
@@ -133,7 +153,7 @@ def _from_log(path: Path) -> Results:
         plan = _validated(path, json.loads(first)["plan"])
     except (ValueError, KeyError, TypeError):
         raise ReportError(f"{path}:1: not the plan of a run; run again") from None
-    run = _Run(plan.checks, plan.build, plan.suite, plan.settings, plan.not_applicable)
+    run = Outcomes(plan.checks, plan.build, plan.suite, plan.settings, plan.not_applicable)
     notes: Sequence[str] = ()
     for number, text in enumerate(lines[:-1], start=2):
         try:
@@ -164,41 +184,3 @@ def _validated(path: Path, content: Any) -> Results:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(step) for step in first["loc"])
         raise ReportError(f"{path}: {where}: {first['msg']}; run again") from None
-
-
-class _Run:
-    """What a run has so far: its checks by id and model, in the order they were planned or came."""
-
-    def __init__(
-        self,
-        planned: Iterable[Check],
-        build: Mapping[str, Any],
-        suite: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        not_applicable: Iterable[NotApplicable],
-    ) -> None:
-        self._checks = {(check.id, check.model): check for check in planned}
-        self._frame: dict[str, Any] = {"build": build, "suite": suite, "settings": settings}
-        self._not_applicable = tuple(not_applicable)
-
-    def put(self, check: Check) -> None:
-        """Takes a check in place of its plan; of two outcomes the worse stays, with the time and cases of both."""
-        earlier = self._checks.get((check.id, check.model))
-        if earlier and earlier.has_run:
-            worse = max(earlier, check, key=lambda each: VERDICTS.index(each.verdict))
-            both = {
-                name: getattr(earlier, name) + getattr(check, name)
-                for name in ("seconds", "seconds_in_library", "examples")
-            }
-            check = worse.model_copy(update=both)
-        self._checks[check.id, check.model] = check
-
-    def results(self, notes: Sequence[str] = (), problems: Sequence[str] = ()) -> Results:
-        checks = tuple(self._checks.values())
-        return Results(
-            **self._frame,
-            checks=checks,
-            not_applicable=self._not_applicable,
-            notes=(*notes, *problems),
-            summary=summarise(checks, self._not_applicable, problems),
-        )
