@@ -93,8 +93,12 @@ def test_attention_state_grows_by_an_exact_number_of_bytes_with_every_token(
     if declared.attention is None:
         raise Undecided(f"the layers of architecture {declared.arch!r} are not known here; add a rule to census.py")
     block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[case.cache_type.upper()]]
-    flash = "on" if block > 1 else "off"  # a quantized V needs it
-    with bench.context(ContextSettings(flash_attn=flash, type_k=case.cache_type, type_v=case.cache_type)) as context:
+    settings = ContextSettings(
+        flash_attn="on" if block > 1 else "off",  # a quantized V needs it
+        type_k=case.cache_type,
+        type_v=case.cache_type,
+    )
+    with bench.context(settings) as context:
         context.decode(*bench.texts(case.text_seed, case.tokens))
         state = bench.state(context.save())
     base, *sliding = [len(cache.cells) for cache in state.attention]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,7 +67,7 @@ def test_a_planted_fault_is_caught(
     id: str,
     child: Child,
     first_looks: dict[object, Acquaintance],
-    record_property: pytest.RecordProperty,
+    record_property: Callable[[str, object], None],
 ) -> None:
     planted = FAULTS[fault]
     check = examined(first_looks, child, id, Setup("bundled", planted.model, fault), examples=12)

@@ -52,10 +52,10 @@ def assert_reads_as(state: SequenceState, wanted: Described) -> None:
             np.testing.assert_array_equal(memory.s.bytes, wanted.recurrent.s[number].rows)
 
 
-def read_or_refused(blob: bytes) -> SequenceState | None:
+def read_or_refused(blob: bytes, **expected: int) -> SequenceState | None:
     """The state, which accounts for every byte, or None when the blob is refused at a place within it."""
     try:
-        state = parse(blob)
+        state = parse(blob, **expected)
     except BlobError as refused:
         where = refused.where
     else:
@@ -84,14 +84,25 @@ def test_the_census_adds_up_to_the_blob(wanted: Described) -> None:
     assert counted.s_bytes == sum(tensor.rows.size for tensor in memory.s) if memory else counted.s_bytes == 0
 
 
-@settings(deadline=None, max_examples=700)
+@settings(deadline=None, max_examples=300)
 @given(wanted=described())
-def test_a_truncated_blob_is_refused_unless_it_ends_where_a_shorter_state_is_complete(wanted: Described) -> None:
+def test_a_truncated_blob_of_known_layers_is_refused_unless_a_shorter_state_has_as_many(wanted: Described) -> None:
     blob = wanted.write()
+    expected = {
+        "attention_layers": sum(len(cache.k) for cache in wanted.attention if len(cache.positions)),
+        "recurrent_layers": len(wanted.recurrent.r) if wanted.recurrent else 0,
+    }
     for end in range(len(blob)):
-        state = read_or_refused(blob[:end])
+        state = read_or_refused(blob[:end], **expected)
         if state:
             assert end in wanted.readable_prefixes, f"{end} of {len(blob)} bytes read as {state.outline}"
+
+
+def test_a_truncated_blob_reads_as_a_state_only_where_it_is_a_complete_shorter_one() -> None:
+    wanted = hybrid_40(np.random.default_rng(9), n_cells=1)
+    blob = wanted.write()
+    readable = [end for end in range(len(blob) + 1) if read_or_refused(blob[:end])]
+    assert readable == wanted.readable_prefixes
 
 
 def test_the_expected_number_of_layers_refuses_the_truncations_that_are_complete_states() -> None:

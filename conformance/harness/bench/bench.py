@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
+from conformance.harness.contract.schema import Kind
 from conformance.harness.engine import Blob, Context, ContextSettings, Library, Logits, Model, StateFlags
 from conformance.harness.faults import FAULTS
 from conformance.harness.measure.deviation import Deviation, nmse, of_layers, of_logits
@@ -23,7 +24,10 @@ Tokens = npt.NDArray[np.int32]
 Floor = Literal["repeat", "threads", "ubatch"]
 Flash = Literal["off", "on"]
 
-_FLOOR_TOKENS, _FLOOR_ROWS = 600, 64
+_SPEED_TOKENS = 32
+_FLOOR_SECONDS = 0.4  # of prefill for each run of a floor, within the bounds below
+_FLOOR_TOKENS = (48, 600)
+_FLOOR_ROWS = 16
 _VARIANTS: dict[Floor, tuple[dict[str, int], ...]] = {
     "repeat": ({},),
     "ubatch": ({"n_ubatch": 8}, {"n_ubatch": 64}),
@@ -79,12 +83,12 @@ class Acquaintance:
         capabilities: what was seen to work.
         floors: by kind of floor (repeat: same shapes; ubatch: 8 and 64 against 512; threads: 2 against 1) and flash
             attention; cells are compared by position.
-        prefill_tokens_per_second: at ubatch 512, one text.
+        prefill_tokens_per_second: of a short text, flash attention off.
         n_bytes: size of the weights.
 
     """
 
-    kinds: frozenset[str]
+    kinds: frozenset[Kind]
     capabilities: frozenset[str]
     floors: dict[tuple[Floor, Flash], Noise]
     prefill_tokens_per_second: float
@@ -181,16 +185,15 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
 
     """
     bench = _bench(setup)
-    n = min(_FLOOR_TOKENS, max(bench.model.n_ctx_train - _FLOOR_ROWS - 1, 1))
-    text, end = bench.texts(0, n, _FLOOR_ROWS)
-    prefill_seconds: list[float] = []
+    speed = _prefill_speed(bench)
+    fewest, most = _FLOOR_TOKENS
+    room = max(min(1024, bench.model.n_ctx_train) - _FLOOR_ROWS, 1)
+    text, end = bench.texts(0, min(max(int(speed * _FLOOR_SECONDS), fewest), most, room), _FLOOR_ROWS)
 
     def run(flash: Flash, **variant: Any) -> tuple[Logits, SequenceState]:
         settings = ContextSettings(n_threads=setup.n_threads, flash_attn=flash).changed(**variant)
         with bench._context(bench.model, settings) as context:
-            begin = time.perf_counter()
             context.decode(text, outputs="none")
-            prefill_seconds.append(time.perf_counter() - begin)
             return context.decode(end, outputs="all"), bench.state(context.save())
 
     measured: dict[tuple[Floor, Flash], Noise] = {}
@@ -204,12 +207,34 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
                 max(of_layers(compare(state, other, by_position=True)).value for _, other in others),
             )
     return Acquaintance(
-        kinds=bench.model.kinds,
+        kinds=_kinds(bench.model),
         capabilities=frozenset(_capabilities(bench)),
         floors=measured,
-        prefill_tokens_per_second=n / min(prefill_seconds),
+        prefill_tokens_per_second=speed,
         n_bytes=bench.model.n_bytes,
     )
+
+
+def _kinds(model: Model) -> frozenset[Kind]:
+    """What memory the build gives a model."""
+    kinds: set[Kind] = {"recurrent"} if model.is_recurrent else {"attention"}
+    if model.is_hybrid:
+        kinds |= {"hybrid", "recurrent"}
+    if model.n_swa > 0:
+        kinds.add("sliding_window")
+    return frozenset(kinds)
+
+
+def _prefill_speed(bench: Bench) -> float:
+    """Tokens per second of a short prefill; the better of two, since the first one also reads the weights."""
+    (text,) = bench.texts(0, _SPEED_TOKENS)
+    seconds = []
+    with bench.context(ContextSettings(n_ctx=256)) as context:
+        for _ in range(2):
+            begin = time.perf_counter()
+            context.decode(text)
+            seconds.append(time.perf_counter() - begin)
+    return _SPEED_TOKENS / min(seconds)
 
 
 def _capabilities(bench: Bench) -> list[str]:

@@ -22,6 +22,11 @@ class Case(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that the case names, in fields called `tokens` or `..._tokens`."""
+        return sum(value for name, value in self if name == "tokens" or name.endswith("_tokens"))
+
     @classmethod
     def strategy(cls: type[C], invariant: Invariant) -> st.SearchStrategy[C]:
         """Cases over the ranges in the spec; simplest is every field at the low end of its range."""

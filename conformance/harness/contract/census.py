@@ -232,8 +232,8 @@ def census_of_gguf(path: Path) -> ModelCensus:
 
 def _census(header: GGUFHeader) -> ModelCensus:
     arch = header.values.get("general.architecture")
-    if not isinstance(arch, str):
-        raise GGUFError("the key general.architecture is missing or no string")
+    if not isinstance(arch, str) or not arch.isprintable():
+        raise GGUFError(f"general.architecture is {arch!r}, not a name")
     keys = _Keys(header, arch)
     n_layer = keys.number("block_count") - keys.number("nextn_predict_layers", 0)
     if not 0 < n_layer <= _MAX_LAYERS:

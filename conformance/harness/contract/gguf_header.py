@@ -85,6 +85,13 @@ class _Cursor:
         except UnicodeDecodeError:
             raise GGUFError(f"{what} at offset {start} is not UTF-8") from None
 
+    def name(self, what: str) -> str:
+        """A string that may stand in an error line."""
+        start, name = self.at, self.string(what)
+        if not name.isprintable():
+            raise GGUFError(f"{what} at offset {start} is {name!r}, not printable")
+        return name
+
     def skip_strings(self, n: int, what: str) -> None:
         """Steps over ``n`` strings; a loop of its own because vocabularies are long."""
         at, last, unpack, data = self.at, self.size - 8, _U64.unpack_from, self.data
@@ -130,7 +137,7 @@ def _header(cursor: _Cursor) -> GGUFHeader:
     values: dict[str, Value] = {}
     lengths: dict[str, int] = {}
     for i in range(n_values):
-        key = cursor.string(f"the key of key-value {i + 1} of {n_values}")
+        key = cursor.name(f"the key of key-value {i + 1} of {n_values}")
         type_id = cursor.u32(f"the type of {key}")
         if type_id == _ARRAY:
             _array(cursor, key, values, lengths)
@@ -173,7 +180,7 @@ def _check_tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> None:
     """Refuses a file that ends before the data its tensor table names. A type gguf does not know counts as 0 bytes."""
     last_name, last_end = "", 0
     for i in range(n_tensors):
-        name = cursor.string(f"the name of tensor {i + 1} of {n_tensors}")
+        name = cursor.name(f"the name of tensor {i + 1} of {n_tensors}")
         n_dims = cursor.u32(f"the shape of tensor {name}")
         if n_dims > _MAX_DIMENSIONS:
             raise GGUFError(f"tensor {name} has {n_dims} dimensions, at most {_MAX_DIMENSIONS} are allowed")

@@ -77,16 +77,6 @@ class Model:
         """Position components per embedding: 4 with multi-dimensional rotary positions, else 1."""
         return 4 if self.rope_type in {"mrope", "imrope", "vision"} else 1
 
-    @property
-    def kinds(self) -> frozenset[str]:
-        """What memory the build gives this model: attention, recurrent, hybrid, sliding_window."""
-        kinds = {"recurrent"} if self.is_recurrent else {"attention"}
-        if self.is_hybrid:
-            kinds |= {"hybrid"}
-        if self.n_swa > 0:
-            kinds |= {"sliding_window"}
-        return frozenset(kinds)
-
     def description(self) -> str:
         """What the build calls the model, for example "qwen35moe 0.5B F16"."""
         return self._text(lambda buffer, size: self.library.llama_model_desc(self.handle, buffer, size))

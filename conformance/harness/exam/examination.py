@@ -23,7 +23,7 @@ from conformance.harness.contract.schema import Accept, Invariant, Profile
 from conformance.harness.engine import DecodeError, ModelError, StateError
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.measure.deviation import Deviation
-from conformance.harness.report.results import Check, Verdict
+from conformance.harness.report.results import Check, Detail, Verdict
 from conformance.harness.state import BlobError
 from fixtures import models
 
@@ -31,6 +31,9 @@ from .check import BoundCheck, NotDecidable, Undecided, check_of, run_case
 
 SPECS = Path(__file__).parents[3] / "specs"
 _NOISE_FACTOR = 10
+_PATIENCE = (
+    40  # how many times the prefill time of its tokens a case may take beyond its timeout: a busy machine is no hang
+)
 
 
 def contract() -> Contract:
@@ -155,7 +158,7 @@ class Examination:
     def take(self, check: BoundCheck) -> Check:
         """Run the check and say how it ended."""
         begin = time.perf_counter()
-        self._draw_until = begin + self.profile.check_timeout_seconds
+        self._draw_until = begin + self._allowed_seconds
         case, outcome = self._search(check)
         if outcome.verdict == "PASS" and not self._passed:
             reason = self._refused[0] if self._refused else "no case was run"
@@ -163,11 +166,20 @@ class Examination:
         elif outcome.verdict == "PASS" and self._left_out:
             outcome = Outcome(
                 "UNKNOWN",
-                f"{self._left_out} of {self.examples} cases were left out after {self.profile.check_timeout_seconds:g} s, "
+                f"{self._left_out} of {self.examples} cases were left out after {self._allowed_seconds:.0f} s, "
                 "the check's time in this profile; those that ran passed",
                 outcome.deviation,
             )
         return self._report(check, case, outcome, time.perf_counter() - begin)
+
+    @property
+    def _allowed_seconds(self) -> float:
+        """Time for drawing: the profile's, and on a slow model in proportion to the tokens that the search can ask for."""
+        widest = sum(
+            max(space.range) for name, space in self.invariant.search.items() if space.range and name.endswith("tokens")
+        )
+        tokens = self.examples * widest
+        return self.profile.check_timeout_seconds + _PATIENCE * tokens / self.acquaintance.prefill_tokens_per_second
 
     def _search(self, check: BoundCheck) -> tuple[Case | None, Outcome]:
         try:
@@ -217,7 +229,8 @@ class Examination:
             raise Refuted(case, outcome)
 
     def _run(self, check: BoundCheck, case: Case) -> Outcome:
-        timeout = self.invariant.timeout_seconds or self.profile.example_timeout_seconds
+        patience = _PATIENCE * case.n_tokens / self.acquaintance.prefill_tokens_per_second
+        timeout = (self.invariant.timeout_seconds or self.profile.example_timeout_seconds) + patience
 
         def measured() -> Deviation:
             measurement = self.child.call(run_case, self.setup, check.reference, case.model_dump(), timeout=timeout)
@@ -250,7 +263,7 @@ class Examination:
             examples=len(self._outcomes),
             replay=replay_command(self.setup, check.reference, case) if case else None,
             case=case.model_dump() if case else None,
-            detail=detail,
+            detail=Detail(**detail),
         )
 
 

@@ -27,7 +27,7 @@ from conformance.harness.contract.ties import untied
 from conformance.harness.engine.child import Child
 from conformance.harness.faults import FAULTS
 from conformance.harness.report.junit import write_junit
-from conformance.harness.report.results import Check, Results
+from conformance.harness.report.results import Check, Results, Verdict
 from conformance.harness.report.store import ReportError, ResultsWriter
 from conformance.harness.report.terminal import print_results
 
@@ -105,6 +105,13 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
         raise UsageError(f"--profile {profile!r}: no such profile; choose from {', '.join(specs.profiles)}")
     if config.option.threads < 1:
         raise UsageError(f"--threads {config.option.threads}: give a number of threads, 1 or more")
+    cases = _recorded(Path(config.option.cases)) if config.option.cases else None
+    report = config.invocation_params.dir / config.option.report
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+        (report / CASES_NAME).write_text("")
+    except OSError as error:
+        raise UsageError(f"--report {report}: {error.strerror}; name a folder that can be written") from None
     paths = tuple(Path(name).expanduser() for name in config.option.model)
     if len({path.stem for path in paths}) < len(paths):
         raise UsageError(f"--model: two models are called {', '.join(sorted(path.stem for path in paths))}; rename one")
@@ -112,11 +119,11 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
         build=config.option.build,
         models=paths,
         profile=profile,
-        report=config.invocation_params.dir / config.option.report,
+        report=report,
         seed=config.option.seed,
         fault=config.option.inject_fault,
         n_threads=config.option.threads,
-        cases=_recorded(Path(config.option.cases)) if config.option.cases else None,
+        cases=cases,
     )
 
 
@@ -185,7 +192,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if problems:
         pytest.exit("\n".join(problems), returncode=2)
     order = {(invariant.id, look.subject.name): place for place, (invariant, look) in enumerate(session.pairs(specs))}
-    items.sort(key=lambda item: order.get(_pair(item.nodeid), len(order)))
+    applicable = [item for item in items if _pair(item.nodeid) in order]  # a check for no model is an item for none
+    items[:] = sorted(applicable, key=lambda item: order[_pair(item.nodeid)])
 
 
 def _pair(nodeid: str) -> tuple[str, str]:
@@ -291,7 +299,6 @@ class _Controller:
             },
             not_applicable=others,
         )
-        (options.report / CASES_NAME).write_text("")
 
     def pytest_report_header(self) -> list[str]:
         identity, options = self._session.identity, self._session.options
@@ -313,7 +320,7 @@ class _Controller:
         if report.when == "call" and found:
             self._record(Check.model_validate_json(str(found[0])))
         elif report.failed and (planned := self._planned.get(_pair(report.nodeid))):
-            verdict = "CRASH" if report.when == "???" else "UNKNOWN"
+            verdict: Verdict = "UNKNOWN" if report.when in ("setup", "call", "teardown") else "CRASH"  # a dead worker's
             reason = f"the suite's own process failed: {report.longreprtext.strip()[-2000:]}"
             self._record(planned.settled(verdict, reason=reason))
 

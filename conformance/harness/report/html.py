@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,9 +18,11 @@ from markupsafe import Markup
 from conformance.harness.report.plot import Scale, strip
 from conformance.harness.report.results import VERDICTS, Check, Results, Verdict
 from conformance.harness.report.store import replace_file
+from conformance.harness.report.verdict import badness, has_failed
 from conformance.harness.report.wording import (
     clipped,
     figure,
+    is_link,
     models_not_concerned,
     models_not_run,
     place,
@@ -52,7 +53,7 @@ class _Line:
     @property
     def failed(self) -> bool:
         """Whether it has run and stands among what did not pass."""
-        return self.check.has_run and self.check.verdict not in ("PASS", "KNOWN")
+        return has_failed(self.check)
 
     @property
     def anchor(self) -> str:
@@ -82,7 +83,7 @@ class _Group:
     @property
     def worst(self) -> int:
         """How bad the worst of its failures is; a required one is worse than any that only informs."""
-        return max((_badness(line.check) for line in self.failures), default=-1)
+        return max((badness(line.check) for line in self.failures), default=-1)
 
     def on(self, model: str) -> _Line | None:
         return next((line for line in self.lines if line.check.model == model), None)
@@ -120,16 +121,12 @@ def render_html(results: Results) -> str:
         facts=list(_facts(results)),
         subjects=_table(results.settings.get("models")),
         scale=Scale.of(results.checks),
-        style=Markup((_FOLDER / "report.css").read_text(encoding="utf-8")),  # noqa: S704
-        script=Markup(script),  # noqa: S704
+        style=Markup((_FOLDER / "report.css").read_text(encoding="utf-8")),
+        script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         meanings=_MEANINGS,
         verdicts=VERDICTS[::-1],
     )
-
-
-def _badness(check: Check) -> int:
-    return VERDICTS.index(check.verdict) + (len(VERDICTS) if check.required else 0)
 
 
 def _groups(lines: Iterable[_Line]) -> list[_Group]:
@@ -171,7 +168,7 @@ def _words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return figure(value)
+        return f"{value:.6g}" if value == 0 or 1e-3 <= abs(value) < 1e6 else figure(value)
     if isinstance(value, dict):
         return ", ".join(f"{key} {_words(item)}" for key, item in value.items())
     if isinstance(value, list):
@@ -187,6 +184,12 @@ def _deviation(value: float | None) -> str:
     return "bits differ" if 0 < value < sys.float_info.min else figure(value)
 
 
+def _limit(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return "exact only" if value == 0 else f"up to {figure(value)}"
+
+
 def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
 
@@ -194,10 +197,6 @@ def _duration(seconds: float) -> str:
 def _tally(group: _Group) -> list[tuple[Verdict, int]]:
     counts = Counter(line.check.verdict for line in group.lines)
     return [(verdict, counts[verdict]) for verdict in VERDICTS[::-1] if counts[verdict]]
-
-
-def _is_link(text: str) -> bool:
-    return re.fullmatch(r"https?://\S+", text) is not None
 
 
 @cache
@@ -214,6 +213,7 @@ def _template() -> Template:
         words=_words,
         figure=figure,
         deviation=_deviation,
+        limit=_limit,
         duration=_duration,
         tally=_tally,
         strip=strip,
@@ -221,5 +221,5 @@ def _template() -> Template:
         layers=tally_of_layers,
         clipped=lambda text: clipped(text, _LONGEST),
     )
-    environment.tests["link"] = _is_link
+    environment.tests["link"] = is_link
     return environment.get_template("report.html.j2")

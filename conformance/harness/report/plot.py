@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from conformance.harness.report.results import Check, LayerRow
 
-WIDTH, HEIGHT = 260, 18
-_EXACT, _END, _PAD = 34, 30, 6
+WIDTH, HEIGHT = 290, 18
+_EXACT, _END, _PAD = 40, 46, 14
 _LOWEST, _HIGHEST = -24, 6
 _TICKS = 4
 
@@ -55,12 +55,14 @@ class Scale:
     def axis(self) -> Markup:
         """The scale itself, with words for its two zones."""
         step = max(1, math.ceil((self.high - self.low) / _TICKS))
-        ticks = [(self.x(10.0**power), f"1e{power}" if power else "1") for power in range(self.high, self.low - 1, -step)]
+        ticks = [
+            (self.x(10.0**power), f"1e{power}" if power else "1") for power in range(self.high, self.low - 1, -step)
+        ]
         labels = [(_EXACT / 2, "exact"), *ticks, (WIDTH - _END / 2, "∞, NaN")]
         return _svg("".join(f'<text x="{x:g}" y="13">{label}</text>' for x, label in labels), "axis")
 
     def check(self, check: Check) -> Markup:
-        """A check's deviation (a disc when it is accepted, a cross when not), floor and limit."""
+        """A check's deviation (a disc when it is accepted, a cross when not), limit and any floor above 0."""
         accepted = check.verdict == "PASS" if check.limit is None else _within(check.deviation, check.limit)
         return self._marks(check.deviation, accepted, check.limit, check.floor)
 
@@ -77,7 +79,7 @@ class Scale:
             edge = _EXACT if limit == 0 else self.x(limit)
             marks.append(f'<path class="zone" d="M0 0h{edge:g}v{HEIGHT}h-{edge:g}z"/>')
             marks.append(f'<path class="limit" d="M{edge:g} 0v{HEIGHT}"/>')
-        if floor is not None:
+        if floor:
             marks.append(f'<path class="floor" d="M{self.x(floor):g} {HEIGHT}l-4 -6h8z"/>')
         if deviation is not None:
             x = self.x(deviation)
@@ -102,7 +104,7 @@ def strip(rows: Sequence[LayerRow]) -> Markup:
 
 def _svg(content: str, name: str, width: int = WIDTH) -> Markup:
     """Drawn for the eye only: the same figures stand beside it in text."""
-    return Markup(  # noqa: S704
+    return Markup(
         f'<svg class="{name}" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}" aria-hidden="true">'
         f"{content}</svg>"
     )

@@ -92,14 +92,13 @@ class Excused(Record):
 class Detail(BaseModel):
     """What a check has to say besides its figures; further keys are allowed and are kept as JSON.
 
-    ``where`` is the place of the deviation, ``expected`` and ``seen`` the two values there. ``stderr`` is what a build
-    wrote before it crashed. ``seed`` is that of the draws.
+    ``expected`` and ``seen`` are the two values at the place of the deviation. ``stderr`` is what a build wrote before
+    it crashed. ``seed`` is that of the draws.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     layers: tuple[LayerRow, ...] | None = None
-    where: Text | None = None
     expected: Text | None = None
     seen: Text | None = None
     stderr: Text | None = None

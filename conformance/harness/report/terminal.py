@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 from rich.console import Console
@@ -10,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.harness.report.results import VERDICTS, Check, Results, Verdict
-from conformance.harness.report.wording import describe, figure, models_not_concerned, models_not_run, printable
+from conformance.harness.report.wording import describe, models_not_concerned, models_not_run, printable, worst
 
 _STYLES: dict[Verdict, str] = {
     "PASS": "green",
@@ -69,22 +68,13 @@ def _row(id: str, checks: list[Check]) -> tuple[Text, ...]:
     title = f"{family.replace('-', ' ')}: {checks[0].title}" if family else checks[0].title
     informative = "" if checks[0].required else " (informative)"
     seconds = f"{sum(check.seconds for check in checks):.1f}"
-    return _text(invariant), _text(title + informative), _verdicts(checks), Text(_worst(checks)), Text(seconds)
+    return _text(invariant), _text(title + informative), _verdicts(checks), Text(worst(checks)), Text(seconds)
 
 
 def _verdicts(checks: list[Check]) -> Text:
     counts = Counter(check.verdict for check in checks)
     found = [verdict for verdict in reversed(VERDICTS) if counts[verdict]]
     return Text(" ").join(Text(f"{counts[verdict]} {verdict}", _STYLES[verdict]) for verdict in found)
-
-
-def _worst(checks: list[Check]) -> str:
-    """The deviation that comes closest to failing, with the floor of the same check."""
-    measured = [(check.deviation, check.floor) for check in checks if check.deviation is not None]
-    if not measured:
-        return "-"
-    deviation, floor = max(measured, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])
-    return f"{figure(deviation)} / {figure(floor)}"
 
 
 def _print_check(check: Check, console: Console) -> None:

@@ -49,6 +49,16 @@ def summarise(
     )
 
 
+def has_failed(check: Check) -> bool:
+    """Whether the check has run and neither passed nor is a known failure."""
+    return check.has_run and check.verdict not in ("PASS", "KNOWN")
+
+
+def badness(check: Check) -> int:
+    """Orders checks by how bad their verdicts are; a required one is worse than any that only informs."""
+    return VERDICTS.index(check.verdict) + (len(VERDICTS) if check.required else 0)
+
+
 def _tally(checks: Sequence[Check], not_applicable: Sequence[NotApplicable]) -> Iterable[str]:
     passed = sum(check.verdict == "PASS" for check in checks)
     if checks:

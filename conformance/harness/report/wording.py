@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -21,6 +22,20 @@ def figure(value: float | None) -> str:
     if value is None:
         return "-"
     return "0" if value == 0 else re.sub(r"e([+-])0?", r"e\1", f"{value:.1e}")
+
+
+def worst(checks: Iterable[Check]) -> str:
+    """The deviation that comes closest to failing, with the floor of the same check: "3.1e-2 / 2.0e-13"."""
+    measured = [(check.deviation, check.floor) for check in checks if check.deviation is not None]
+    if not measured:
+        return "-"
+    deviation, floor = max(measured, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])
+    return f"{figure(deviation)} / {figure(floor)}"
+
+
+def is_link(text: str) -> bool:
+    """Whether a text is an address of the web and nothing else."""
+    return re.fullmatch(r"https?://\S+", text) is not None
 
 
 def clipped(text: str, length: int) -> str:

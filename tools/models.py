@@ -1,0 +1,131 @@
+"""The fixture models: which there are, writing them, and what was measured on them.
+
+    python -m tools.models list
+    python -m tools.models make [NAME ...]
+    python -m tools.models card NAME_OR_GGUF [--build BUILD] [--json]
+
+Exit code 0, or 2 when a name, file or build cannot be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from conformance.harness.contract.census import GGUFError
+from conformance.harness.engine import BUNDLED, EngineError
+from conformance.harness.engine.child import ChildDeath
+from fixtures import models
+from fixtures.cards import Card, Floors, card_of
+
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turns what can be wrong with the user's input into one line and exit code 2."""
+    try:
+        yield
+    except OSError as error:
+        typer.echo(
+            f"{error.filename}: {error.strerror}; give a file that can be read and a cache that can be written",
+            err=True,
+        )
+    except (models.UnknownModel, EngineError, ChildDeath, GGUFError) as error:
+        typer.echo(str(error), err=True)
+    else:
+        return
+    raise typer.Exit(2)
+
+
+@app.command("list")
+def list_models() -> None:
+    """Name, purpose and memory of every fixture model, and where it is kept."""
+    table = Table()
+    for column in ("name", "architecture", "layers", "bytes"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("purpose")
+    for name in models.names():
+        recipe, kept = models.recipe(name), models.kept_path(name)
+        counts = {"kv": len(recipe.census.attention or ()), "recurrent": len(recipe.census.recurrent or ())}
+        layers = ", ".join(f"{n} {memory}" for memory, n in counts.items() if n)
+        size = f"{kept.stat().st_size:,}" if kept.exists() else "not written"
+        table.add_row(name, recipe.arch, layers, size, recipe.purpose)
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    console.print(f"kept in {models.cache_folder()}", soft_wrap=True)
+
+
+@app.command()
+def make(
+    names: Annotated[list[str] | None, typer.Argument(help="Fixture models; all when none is named.")] = None,
+) -> None:
+    """Write models into the cache and print their paths."""
+    with _refusing():
+        for recipe in [models.recipe(name) for name in names or models.names()]:
+            typer.echo(models.path(recipe.name))
+
+
+@app.command()
+def card(
+    model: Annotated[str, typer.Argument(help="A fixture model, or the path of a GGUF.")],
+    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Noise floors and sensitivities of a model under a build; measured when the cache holds no card yet."""
+    with _refusing():
+        measured = card_of(_path(model), build)
+    if as_json:
+        typer.echo(measured.model_dump_json(indent=2))
+    else:
+        _print(measured)
+
+
+def _path(model: str) -> Path:
+    """A path when it looks like one or a file has this name, a fixture model otherwise."""
+    given = Path(model)
+    return given if given.name != model or given.suffix == ".gguf" or given.exists() else models.path(model)
+
+
+def _print(card: Card) -> None:
+    console = Console(markup=False, highlight=False)
+    settings, build = card.settings, card.build
+    console.print(
+        f"{card.model} ({card.arch}) under {build['version']}, library digest {build['digest']}", soft_wrap=True
+    )
+    console.print(
+        f"measured {card.measured} on this machine; NMSE of logits, the worst of {len(settings.text_seeds)} texts",
+        soft_wrap=True,
+    )
+    noise = Table("noise against ubatch 512", "flash attention off", "on", title=f"over {settings.floor_tokens} tokens")
+    for name in Floors.model_fields:
+        off, on = getattr(card.flash_attn_off, name), getattr(card.flash_attn_on, name)
+        noise.add_row(name.replace("_", " "), f"{off:.1e}", f"{on:.1e}")
+    noise.add_row("saved and restored", f"{card.restored:.1e}", "")
+    console.print(noise)
+    edits = Table(
+        "zeroed",
+        "least NMSE",
+        "in layer",
+        title=f"next {settings.probe_tokens} tokens after {card.prefix_tokens} tokens",
+    )
+    for part in ("k", "v", "r", "s"):
+        if least := card.least(part):
+            edits.add_row(f"{part} of one layer", f"{least.nmse:.1e}", str(least.layer))
+    if cell := card.least_cell:
+        edits.add_row("k of one cell of one layer", f"{cell.nmse:.1e}", str(cell.layer))
+    console.print(edits)
+    console.print(f"least layer over noise of batched runs: {card.layer_ratio:.1e}")
+    if card.cell_ratio is not None:
+        advice = "compare bits at equal micro-batches" if card.needs_bit_equality_for_cells else "fine enough for NMSE"
+        console.print(f"least cell over noise at ubatch 1: {card.cell_ratio:.1e}; single cells: {advice}")
+
+
+if __name__ == "__main__":
+    app()
