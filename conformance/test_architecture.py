@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cache
+
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from conformance.harness.bench import Bench, Case
+from conformance.harness.bench import FLOAT_TYPES, Bench, Case
+from conformance.harness.contract.census import AttentionLayer
 from conformance.harness.engine import ContextSettings
 from conformance.harness.exam import Undecided, verifies
-from conformance.harness.measure.deviation import Deviation, of_count, worst
-from conformance.harness.state import census
+from conformance.harness.exam.examination import contract
+from conformance.harness.measure.deviation import Deviation, of_count, of_printed, worst
+from conformance.harness.precision import memory
+from conformance.harness.precision.document import cache_mib, load_document
+from conformance.harness.state import SequenceState, census
 
 
 class Text(Case):
@@ -28,6 +36,17 @@ class CachedText(Text):
     """A text in a cache of some type."""
 
     cache_type: str
+
+    def state(self, bench: Bench) -> SequenceState:
+        """What is saved of it."""
+        settings = ContextSettings(
+            flash_attn="off" if self.cache_type in FLOAT_TYPES else "on",  # a quantized V needs it
+            type_k=self.cache_type,
+            type_v=self.cache_type,
+        )
+        with bench.context(settings) as context:
+            context.decode(*bench.texts(self.text_seed, self.tokens))
+            return bench.state(context.save())
 
 
 @verifies("AR-01", case=Text)
@@ -89,27 +108,118 @@ def test_recurrent_state_has_the_same_size_at_every_context_length(bench: Bench,
 def test_attention_state_grows_by_an_exact_number_of_bytes_with_every_token(
     bench: Bench, case: CachedText
 ) -> Deviation:
-    declared = bench.census
-    if declared.attention is None:
-        raise Undecided(f"the layers of architecture {declared.arch!r} are not known here; add a rule to census.py")
-    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[case.cache_type.upper()]]
-    settings = ContextSettings(
-        flash_attn="on" if block > 1 else "off",  # a quantized V needs it
-        type_k=case.cache_type,
-        type_v=case.cache_type,
-    )
-    with bench.context(settings) as context:
-        context.decode(*bench.texts(case.text_seed, case.tokens))
-        state = bench.state(context.save())
+    layers = _attention_layers(bench)
+    state = case.state(bench)
     base, *sliding = [len(cache.cells) for cache in state.attention]
     deviations = [of_count(base, case.tokens, "cells of the whole context", "cells")]
     for cells in sliding:
-        held = min(max(cells, min(case.tokens, declared.sliding_window or 0)), case.tokens)
+        held = min(max(cells, min(case.tokens, bench.census.sliding_window or 0)), case.tokens)
         deviations.append(of_count(cells, held, "cells of the sliding window", "cells"))
-    values = sum(
-        (sliding[0] if layer.sliding and sliding else base) * layer.n_head_kv * (layer.key_dim + layer.value_dim)
-        for layer in declared.attention
-    )
+    values = sum(cells * layer.n_head_kv * (layer.key_dim + layer.value_dim) for layer, cells in _cells(layers, state))
     counted = census(state)
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[case.cache_type.upper()]]
     kv_bytes = f"K and V in {case.cache_type}"
     return worst([*deviations, of_count(counted.k_bytes + counted.v_bytes, values * block_bytes // block, kv_bytes)])
+
+
+@verifies("AR-04", case=CachedText)
+def test_the_formulas_that_give_the_size_of_a_saved_state_give_the_documents_sizes(
+    bench: Bench, case: CachedText
+) -> Deviation:
+    layers, kind = _attention_layers(bench), case.cache_type
+    state = case.state(bench)
+    counted = census(state)
+    modelled = sum(cells * memory.bytes_per_token(_shape(layer), kind, kind) for layer, cells in _cells(layers, state))
+    stored = counted.k_bytes + counted.v_bytes
+    deviations = [of_count(stored, modelled, f"K and V in {kind}")]
+    deviations += [
+        of_printed(Fraction(stored, modelled) * size, figure, what, unit)
+        for what, size, figure, unit in _documents_caches(kind)
+    ]
+    recurrent = _recurrent_layers(bench)
+    if recurrent:
+        stored, modelled = counted.r_bytes + counted.s_bytes, recurrent.bytes_per_sequence
+        deviations.append(of_count(stored, modelled, "r and s"))
+        size, figure = _documents_recurrent_state()
+        deviations.append(of_printed(Fraction(stored, modelled) * size, figure, "Holo3's recurrent state", "MiB"))
+    return worst(deviations)
+
+
+def _attention_layers(bench: Bench) -> tuple[AttentionLayer, ...]:
+    declared = bench.census
+    if declared.attention is None:
+        raise Undecided(f"the layers of architecture {declared.arch!r} are not known here; add a rule to census.py")
+    return declared.attention
+
+
+def _cells(layers: tuple[AttentionLayer, ...], state: SequenceState) -> Iterator[tuple[AttentionLayer, int]]:
+    """Every attention layer, with the cells that are saved of its cache."""
+    base, *sliding = [len(cache.cells) for cache in state.attention]
+    for layer in layers:
+        yield layer, sliding[0] if layer.sliding and sliding else base
+
+
+def _shape(layer: AttentionLayer) -> memory.AttentionLayers:
+    return memory.AttentionLayers(1, layer.n_head_kv, layer.key_dim, layer.value_dim)
+
+
+def _recurrent_layers(bench: Bench) -> memory.RecurrentLayers | None:
+    """The model's recurrent layers as the build reads its metadata; None where they are of another sort than Holo3's."""
+
+    def key(name: str) -> int:
+        return int(bench.model.metadata(f"{bench.census.arch}.ssm.{name}") or 0)
+
+    if not bench.census.recurrent or not key("inner_size"):
+        return None
+    n_layer = len(bench.census.recurrent)
+    return memory.RecurrentLayers(
+        n_layer, key("conv_kernel"), key("inner_size"), key("group_count"), key("state_size")
+    )
+
+
+@cache
+def _holo3() -> dict[str, int]:
+    """Holo3's geometry: the spec's whole numbers."""
+    figures = contract()["AR-04"].figures
+    return {name: figure.value for name, figure in figures.items() if isinstance(figure.value, int)}
+
+
+def _figure(name: str) -> str:
+    return str(contract()["AR-04"].figures[name].value)
+
+
+@cache
+def _documents_caches(kind: str) -> list[tuple[str, Fraction, str, str]]:
+    """The documents' caches of a type, without a tail: what it is, its size by the memory model, as printed, the unit."""
+    document = load_document()
+    sizes = [
+        (f"the cache of {document.setup.models[model].name}", cache_mib(document, model, kind, 0), figure, "MiB")
+        for model in document.geometry
+        if (figure := document.printed.get(f"{model}/kv_mib/{kind}/0"))
+    ]
+    if kind == "f16":
+        holo3 = _holo3()
+        layers = memory.AttentionLayers(
+            holo3["attention_layers"], holo3["kv_heads"], holo3["head_dim"], holo3["head_dim"]
+        )
+        token = memory.bytes_per_token(layers, kind, kind)
+        full = memory.footprint([layers], memory.Run(holo3["context_tokens"]), kind).total
+        sizes += [
+            ("a token in Holo3's cache", Fraction(token, 1 << 10), _figure("kv_per_token"), "KiB"),
+            ("Holo3's cache at full context", Fraction(full, 1 << 30), _figure("kv_at_full_context"), "GiB"),
+        ]
+    return sizes
+
+
+@cache
+def _documents_recurrent_state() -> tuple[Fraction, str]:
+    """Holo3's recurrent state in MiB, by the memory model and as printed."""
+    holo3 = _holo3()
+    layers = memory.RecurrentLayers(
+        holo3["recurrent_layers"],
+        holo3["conv_kernel"],
+        holo3["inner_size"],
+        holo3["groups"],
+        holo3["state_size"],
+    )
+    return Fraction(layers.bytes_per_sequence, memory.MIB), _figure("recurrent_per_sequence")

@@ -47,18 +47,14 @@ def _refusing() -> Iterator[None]:
 @app.command("list")
 def list_models() -> None:
     """Name, purpose and memory of every fixture model, and where it is kept."""
-    table = Table()
-    for column in ("name", "architecture", "layers", "bytes"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("purpose")
+    console = Console(markup=False, highlight=False)
     for name in models.names():
         recipe, kept = models.recipe(name), models.kept_path(name)
         counts = {"kv": len(recipe.census.attention or ()), "recurrent": len(recipe.census.recurrent or ())}
         layers = ", ".join(f"{n} {memory}" for memory, n in counts.items() if n)
-        size = f"{kept.stat().st_size:,}" if kept.exists() else "not written"
-        table.add_row(name, recipe.arch, layers, size, recipe.purpose)
-    console = Console(markup=False, highlight=False)
-    console.print(table)
+        size = f"{kept.stat().st_size:,} bytes" if kept.exists() else "not written"
+        console.print(f"{name:<15} {recipe.arch:<10} layers: {layers:<20} {size}", soft_wrap=True)
+        console.print(f"{'':<15} {recipe.purpose}", soft_wrap=True)
     console.print(f"kept in {models.cache_folder()}", soft_wrap=True)
 
 

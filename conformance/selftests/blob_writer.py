@@ -193,7 +193,7 @@ def recurrent_memories(draw: st.DrawFn, rng: np.random.Generator, n_attention: i
     # Longer than the heads of all layers together, as in any model: the heads of empty layers cannot pass for a row.
     n_r, n_s = draw(st.sampled_from([(29, 40), (31, 27), (29, 0), (0, 32)]))
     return Recurrent(
-        positions=rng.integers(0, 500, n_cells, np.int32),
+        positions=rng.integers(1, 500, n_cells, np.int32),  # one cell at 0 begins like an empty attention cache
         n_model_layer=n_layer + n_attention,
         r=tuple(Tensor.random(rng, "f32", n_cells, n_r) for _ in range(n_layer)),
         s=tuple(Tensor.random(rng, "f32", n_cells, n_s) for _ in range(n_layer)),

@@ -86,6 +86,7 @@ def test_a_fixture_is_quiet_and_notices_the_loss_of_any_layer(name: str, child: 
     assert measured.layer_ratio >= 1e5
     assert measured.flash_attn_off.batched <= (1e-9 if census.sliding_window else 1e-12)
     assert measured.flash_attn_off.ubatch_1 <= 1e-8
+    assert measured.flash_attn_on.batched <= 1e-6
     assert not measured.needs_bit_equality_for_cells
 
 

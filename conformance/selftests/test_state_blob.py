@@ -99,7 +99,7 @@ def test_a_truncated_blob_of_known_layers_is_refused_unless_a_shorter_state_has_
 
 
 def test_a_truncated_blob_reads_as_a_state_only_where_it_is_a_complete_shorter_one() -> None:
-    wanted = hybrid_40(np.random.default_rng(9), n_cells=1)
+    wanted = hybrid_40(np.random.default_rng(9), n_cells=2)
     blob = wanted.write()
     readable = [end for end in range(len(blob) + 1) if read_or_refused(blob[:end])]
     assert readable == wanted.readable_prefixes

@@ -21,6 +21,8 @@ from conformance.harness.state import BlobError, LayerMap, SequenceState, compar
 from fixtures import models
 
 Tokens = npt.NDArray[np.int32]
+Piece = tuple[npt.NDArray[Any], npt.NDArray[np.int32]]
+"""What is decoded next and at which positions: tokens int32 [n] at [n], or embeddings float32 [n, n_embd] at [4, n]."""
 Floor = Literal["repeat", "threads", "ubatch"]
 Flash = Literal["off", "on"]
 
@@ -30,7 +32,7 @@ _FLOOR_TOKENS = (48, 600)
 _FLOOR_ROWS = 16
 _VARIANTS: dict[Floor, tuple[dict[str, int], ...]] = {
     "repeat": ({},),
-    "ubatch": ({"n_ubatch": 8}, {"n_ubatch": 64}),
+    "ubatch": ({"n_ubatch": 8}, {"n_ubatch": 64}, {"end_calls": _FLOOR_ROWS}),
     "threads": ({"n_threads": 2},),
 }
 
@@ -81,8 +83,8 @@ class Acquaintance:
     Attributes:
         kinds: memory kinds, as the build says.
         capabilities: what was seen to work.
-        floors: by kind of floor (repeat: same shapes; ubatch: 8 and 64 against 512; threads: 2 against 1) and flash
-            attention; cells are compared by position.
+        floors: by kind of floor (repeat: same shapes; ubatch: 8 and 64 against 512, and the last tokens one by one;
+            threads: 2 against 1) and flash attention; cells are compared by position.
         prefill_tokens_per_second: of a short text, flash attention off.
         n_bytes: size of the weights.
 
@@ -115,6 +117,18 @@ class Bench:
         """Consecutive pieces of one random text, int32 [count] each; every token of the vocabulary may occur."""
         drawn = np.random.default_rng(seed).integers(0, self.model.n_vocab, sum(counts), dtype=np.int32)
         return np.split(drawn, np.cumsum(counts)[:-1])
+
+    def image(self, seed: int, width: int, height: int, position: int) -> Piece:
+        """An image of width x height embeddings at a position: all share t, y and x count from it, z is 0.
+
+        The embeddings are normal noise, which costs no vision encoder. What follows goes to position + max(width, height).
+        Positions are laid out as libmtmd does (tools/mtmd/mtmd.cpp).
+        """
+        n = width * height
+        embeddings = np.random.default_rng(seed).standard_normal((n, self.model.n_embd), np.float32)
+        y, x = np.divmod(np.arange(n, dtype=np.int32), np.int32(width))
+        t = np.full(n, position, np.int32)
+        return embeddings, np.stack([t, position + y, position + x, np.zeros(n, np.int32)])
 
     @property
     def layers(self) -> LayerMap | None:
@@ -190,11 +204,12 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
     room = max(min(1024, bench.model.n_ctx_train) - _FLOOR_ROWS, 1)
     text, end = bench.texts(0, min(max(int(speed * _FLOOR_SECONDS), fewest), most, room), _FLOOR_ROWS)
 
-    def run(flash: Flash, **variant: Any) -> tuple[Logits, SequenceState]:
+    def run(flash: Flash, *, end_calls: int = 1, **variant: int) -> tuple[Logits, SequenceState]:
         settings = ContextSettings(n_threads=setup.n_threads, flash_attn=flash).changed(**variant)
         with bench._context(bench.model, settings) as context:
             context.decode(text, outputs="none")
-            return context.decode(end, outputs="all"), bench.state(context.save())
+            logits = [context.decode(part, outputs="all") for part in np.split(end, end_calls)]
+            return np.concatenate(logits), bench.state(context.save())
 
     measured: dict[tuple[Floor, Flash], Noise] = {}
     flashes: tuple[Flash, ...] = ("off", "on")
@@ -241,6 +256,8 @@ def _capabilities(bench: Bench) -> list[str]:
     found = ["state_files"]
     if bench.library.has("llama_state_seq_get_data_ext"):
         found.append("partial_state")
+    if bench.model.positions_per_embedding > 1:
+        found.append("multi_dimensional_positions")
     with bench.context(ContextSettings(n_ctx=256, n_rs_seq=2)) as context:
         if context.can_shift:
             found.append("can_shift")

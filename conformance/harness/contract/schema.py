@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from datetime import date
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,7 +19,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 Kind = Literal["attention", "recurrent", "hybrid", "sliding_window"]
-Capability = Literal["partial_state", "on_device", "state_files", "can_shift", "rollback"]
+Capability = Literal[
+    "partial_state", "on_device", "state_files", "can_shift", "rollback", "multi_dimensional_positions"
+]
 
 KINDS: dict[Kind, str] = {
     "attention": "attention",
@@ -34,6 +37,7 @@ CAPABILITIES: dict[Capability, str] = {
     "state_files": "saving to and loading from files",
     "can_shift": "position shifts (can_shift)",
     "rollback": "rollback of a recurrent state (n_rs_seq > 0)",
+    "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 
@@ -86,13 +90,17 @@ def _specifiers(text: str) -> str:
     return text
 
 
+def _day(text: Any) -> date:
+    try:
+        return date.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise _wrong(f"{text} is not a date") from None
+
+
 def _upstream(text: str) -> str:
     searched = re.fullmatch(r"none found \(searched (\d{4}-\d{2}-\d{2})\)", text)
     if searched:
-        try:
-            date.fromisoformat(searched[1])
-        except ValueError:
-            raise _wrong(f"{searched[1]} is not a date") from None
+        _day(searched[1])
     elif not re.fullmatch(r"https?://\S+", text):
         raise _wrong(f"{text!r} is neither a link nor a search that found none")
     return text
@@ -308,17 +316,34 @@ class Measured(Entry):
     build: Line
 
 
-class KnownFailure(Entry):
-    """A fault that upstream has, with the proof: how a check fails, on which models and builds, and a replay script.
+class Excuse(Entry):
+    """How a check fails and on which models, so that the failure counts as known.
 
-    ``replay`` is a path relative to the folder of the file. The entry concerns a model that is among ``models`` or has
-    one of ``kinds``.
+    The entry concerns a model that is among ``models`` or has one of ``kinds``.
     """
 
     id: Annotated[str, Field(pattern=f"^{CHECK_ID}$", description="an id such as RP-04 or SM-01/some-case-family")]
     verdict: Literal["FAIL", "CRASH", "TIMEOUT"] = "FAIL"
     models: Annotated[tuple[str, ...], AfterValidator(_distinct), Field(description="a list of model names")] = ()
     kinds: Annotated[tuple[Kind, ...], AfterValidator(_distinct), Field(description="a list of kinds")] = ()
+
+    def concerns(self, model: str, kinds: Iterable[Kind]) -> bool:
+        """Whether a model of that name and those kinds of memory is meant."""
+        return model in self.models or not set(self.kinds).isdisjoint(kinds)
+
+    @model_validator(mode="after")
+    def _concerns_something(self) -> Excuse:
+        if not self.models and not self.kinds:
+            raise _wrong("concerns no model", "write models or kinds")
+        return self
+
+
+class KnownFailure(Excuse):
+    """A fault that upstream has, with the proof: how a check fails, on which models and builds, and a replay script.
+
+    ``replay`` is a path relative to the folder of the file.
+    """
+
     builds: Builds
     upstream: Annotated[
         str, AfterValidator(_upstream), Field(description='a link, or "none found (searched YYYY-MM-DD)"')
@@ -327,14 +352,24 @@ class KnownFailure(Entry):
     measured: Measured
     note: Text
 
-    @model_validator(mode="after")
-    def _concerns_something(self) -> KnownFailure:
-        if not self.models and not self.kinds:
-            raise _wrong("concerns no model", "write models or kinds")
-        return self
-
 
 class KnownFailures(Entry):
     """A file in ``specs/known_failures/``."""
 
     failures: tuple[KnownFailure, ...]
+
+
+class WaivedFailure(Excuse):
+    """A failure that a user lives with for a while, on any build.
+
+    ``id`` names an invariant with all its case families, or one of these. ``expires`` is the last day on which it holds.
+    """
+
+    reason: Line
+    expires: Annotated[date, BeforeValidator(_day), Field(description="a date such as 2026-12-31")]
+
+
+class WaivedFailures(Entry):
+    """A file for ``--waivers``."""
+
+    waivers: tuple[WaivedFailure, ...]

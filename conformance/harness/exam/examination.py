@@ -23,7 +23,7 @@ from conformance.harness.contract.schema import Accept, Invariant, Profile
 from conformance.harness.engine import DecodeError, ModelError, StateError
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.measure.deviation import Deviation
-from conformance.harness.report.results import Check, Detail, Verdict
+from conformance.harness.report.results import Check, Verdict
 from conformance.harness.state import BlobError
 from fixtures import models
 
@@ -247,12 +247,11 @@ class Examination:
             detail["layers"] = list(deviation.layers)
         if outcome.stderr:
             detail["stderr"] = outcome.stderr
-        return Check(
-            id=self.invariant.id,
-            model=self.model,
-            title=self.invariant.title,
-            required=self.invariant.required,
-            verdict=outcome.verdict,
+        if deviation:
+            detail |= {"where": deviation.where, "expected": deviation.expected, "seen": deviation.seen}
+        planned = Check.planned(self.invariant.id, self.model, self.invariant.title, self.invariant.required)
+        return planned.settled(
+            outcome.verdict,
             reason=outcome.reason,
             quantity=deviation.quantity if deviation else self.invariant.accept.quantity,
             deviation=deviation.value if deviation else None,
@@ -263,7 +262,7 @@ class Examination:
             examples=len(self._outcomes),
             replay=replay_command(self.setup, check.reference, case) if case else None,
             case=case.model_dump() if case else None,
-            detail=Detail(**detail),
+            detail=detail,
         )
 
 

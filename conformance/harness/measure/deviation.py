@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from .interval import exactly, printed
 
 #: Stands for "the bits differ, but the figure comes out as zero".
 LEAST = 5e-324
@@ -110,6 +113,14 @@ def of_count(seen: int, expected: int, what: str, unit: str = "bytes") -> Deviat
     """How far a count is from its expected value, as a share of the expected value (of 1 when that is 0)."""
     share = abs(seen - expected) / max(abs(expected), 1)
     return Deviation(share, f"share of {what}", "" if share == 0 else what, f"{expected} {unit}", f"{seen} {unit}")
+
+
+def of_printed(seen: Fraction, figure: str, what: str, unit: str) -> Deviation:
+    """How far a value is from a printed figure, as a share of it; 0 where the value prints as the figure."""
+    stated = Fraction(figure)
+    share = 0.0 if exactly(seen).overlaps(printed(figure)) else float(abs(seen - stated) / abs(stated))
+    where = "" if share == 0 else what
+    return Deviation(share, f"share of {what}", where, f"{figure} {unit}", f"{float(seen):.8g} {unit}")
 
 
 def worst(deviations: Iterable[Deviation]) -> Deviation:

@@ -77,6 +77,12 @@ class _Group:
         return self.lines[0].check.required
 
     @property
+    def quantities(self) -> list[str]:
+        """What was measured: words for the deviations."""
+        found = (line.check.quantity for line in self.lines if line.check.deviation is not None)
+        return list(dict.fromkeys(quantity for quantity in found if quantity))
+
+    @property
     def failures(self) -> list[_Line]:
         return [line for line in self.lines if line.failed]
 
@@ -102,6 +108,7 @@ def render_html(results: Results) -> str:
     """
     lines = [_Line(number, check) for number, check in enumerate(results.checks)]
     groups = _groups(lines)
+    pairs = {(pair.id, pair.model): None for pair in results.not_applicable}
     script = (_FOLDER / "report.js").read_text(encoding="utf-8")
     opening, colon, rest = results.summary.line.partition(": ")
     return _template().render(
@@ -116,8 +123,8 @@ def render_html(results: Results) -> str:
         layered=[line for line in lines if line.check.detail.layers and not line.failed],
         not_run=models_not_run(results.checks),
         not_concerned=models_not_concerned(results.not_applicable),
-        pairs={(pair.id, pair.model) for pair in results.not_applicable},
-        models=list(dict.fromkeys(entry.model for entry in (*results.checks, *results.not_applicable))),
+        pairs=pairs,
+        models=list(dict.fromkeys([*(check.model for check in results.checks), *(model for _, model in pairs)])),
         facts=list(_facts(results)),
         subjects=_table(results.settings.get("models")),
         scale=Scale.of(results.checks),

@@ -59,8 +59,9 @@ def tally_of_layers(check: Check) -> str | None:
     unequal = [row for row in layers if not row.equal]
     if not unequal:
         return f"all {len(layers)} rows equal"
+    accepted = f" by no more than the accepted {figure(check.limit)}" if check.verdict == "PASS" else ""
     seen = f": {unequal[0].first}" if unequal[0].first else ""
-    return f"{len(unequal)} of {len(layers)} rows differ, first {place(unequal[0])}{seen}"
+    return f"{len(unequal)} of {len(layers)} rows differ{accepted}, first {place(unequal[0])}{seen}"
 
 
 def models_not_run(checks: Iterable[Check]) -> Mapping[str, list[str]]:
