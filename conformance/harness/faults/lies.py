@@ -82,6 +82,8 @@ class _EditsOnLoad(Context):
     """Loads something else than what it was given."""
 
     def load(self, blob: Blob, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
+        if flags & StateFlags.ON_DEVICE:  # such a blob holds no tensors
+            return super().load(blob, sequence, flags)
         return super().load(_edited(blob, self._lie), sequence, flags)
 
     def _lie(self, state: SequenceState) -> None:

@@ -1,0 +1,142 @@
+"""Whole runs, as a user makes them: what they leave behind when all is well, and when it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.harness.report.store import read_results
+from fixtures import models
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(report: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "conformance", "--profile", "smoke", "--report", str(report), *options]
+
+
+def run(report: Path, *options: str, model: str = "mamba2-mini") -> subprocess.CompletedProcess[str]:
+    """A small run: one model."""
+    return subprocess.run(
+        command(report, "--model", str(models.path(model)), *options),
+        cwd=report.parent,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+
+
+def replay(line: str) -> subprocess.CompletedProcess[str]:
+    """Run a replay line as it is printed, with this interpreter for `python`."""
+    program, *arguments = shlex.split(line)
+    assert program == "python"
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def content(report: Path) -> dict[str, Any]:
+    return json.loads((report / "results.json").read_text())
+
+
+def test_a_run_leaves_a_verdict_for_people_and_for_machines(tmp_path: Path) -> None:
+    done = run(tmp_path / "report")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\nCONFORMS: " in done.stdout
+    results = read_results(tmp_path / "report")
+    assert {check.verdict for check in results.checks} == {"PASS"}
+    assert {check.id for check in results.checks} | {pair.id for pair in results.not_applicable} >= {"AR-01", "RP-04"}
+    assert (tmp_path / "report" / "junit.xml").is_file()
+
+
+def test_an_abort_in_one_check_is_a_crash_on_its_line_and_the_rest_is_complete(tmp_path: Path) -> None:
+    done = run(tmp_path / "report", "--inject-fault", "aborts-on-partial-save")
+    assert done.returncode == 1
+    checks = {check["id"]: check for check in content(tmp_path / "report")["checks"]}
+    assert checks["RP-04"]["verdict"] == "CRASH"
+    assert "GGML_ASSERT" in checks["RP-04"]["detail"]["stderr"]
+    assert checks["RP-01"]["verdict"] == checks["AR-01"]["verdict"] == "PASS"
+    replayed = replay(checks["RP-04"]["replay"])
+    assert replayed.returncode == -signal.SIGABRT
+
+
+def test_a_failure_replays_in_a_fresh_process(tmp_path: Path) -> None:
+    done = run(tmp_path / "report", "--inject-fault", "delta-state-dropped", "-k", "RP-01")
+    assert done.returncode == 1
+    check = next(check for check in content(tmp_path / "report")["checks"] if check["id"] == "RP-01")
+    assert check["verdict"] == "FAIL"
+    assert check["replay"] in done.stdout
+    replayed = replay(check["replay"])
+    assert replayed.returncode == 1
+    assert f"deviation {check['deviation']:.3g} " in replayed.stdout
+
+
+def test_required_checks_that_did_not_run_are_not_green(tmp_path: Path) -> None:
+    done = run(tmp_path / "report", "-k", "RP-09")
+    assert done.returncode == 1
+    assert "DOES NOT CONFORM: " in done.stdout
+    assert "was not run on" in done.stdout
+
+
+def test_a_run_that_is_killed_leaves_readable_results(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    process = subprocess.Popen(
+        command(report, "--profile", "standard", "--model", str(models.path("holo3-mini"))),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    log = report / "results.jsonl"
+    while process.poll() is None and not (log.exists() and log.read_text().count('"check"') >= 2):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    verdicts = {check.id: check.verdict for check in read_results(report).checks}
+    assert "PASS" in verdicts.values()
+    assert "UNKNOWN" in verdicts.values()
+    assert content(report)["summary"]["exit_code"] == 1
+
+
+def test_the_cases_of_a_run_can_be_run_again(tmp_path: Path) -> None:
+    assert run(tmp_path / "first", "--seed", "7").returncode == 0
+    drawn = (tmp_path / "first" / "cases.jsonl").read_text()
+    done = run(tmp_path / "second", "--cases", str(tmp_path / "first" / "cases.jsonl"))
+    assert done.returncode == 0, done.stdout
+    assert sorted((tmp_path / "second" / "cases.jsonl").read_text().splitlines()) == sorted(drawn.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--build", "/nonexistent"], "no such folder"),
+        (["--profile", "fast"], "no such profile; choose from smoke, standard, deep"),
+        (["--report", "/proc/nothing/report"], "name a folder that can be written"),
+        (["--inject-fault", "none"], "no such fault; choose from"),
+        (["--threads", "0"], "1 or more"),
+        (["--cases", "/nonexistent.jsonl"], "cases.jsonl of an earlier report"),
+        (["--model", "/nonexistent.gguf"], "give the path of a GGUF"),
+        (["--no-such-option"], "unrecognized arguments"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_code_2(options: list[str], says: str, tmp_path: Path) -> None:
+    done = run(tmp_path / "report", *options)
+    assert done.returncode == 2
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if says in line]
+    assert len(lines) == 1
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_truncated_model_is_refused_by_name(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(models.path("mamba2-mini").read_bytes()[:100_000])
+    done = run(tmp_path / "report", "--model", str(broken))
+    assert done.returncode == 2
+    assert f"{broken}: truncated" in done.stdout + done.stderr
