@@ -42,7 +42,7 @@ def load_waivers(path: Path, invariants: Collection[str] = ()) -> tuple[Waiver, 
     problems = [
         file.unknown(("waivers", number, "id"), "invariant", entry.id, invariants)
         for number, entry in enumerate(file.content.waivers)
-        if invariants and entry.id.partition("/")[0] not in invariants
+        if invariants and not any(entry.id in (id, id.partition("/")[0]) for id in invariants)
     ]
     if problems:
         raise SpecError(problems)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -12,6 +12,7 @@ from typing import Any
 
 from conformance.harness.bench import Acquaintance, Floor, Setup, identify, meet, try_on_device
 from conformance.harness.contract.census import GGUFError, census_of_gguf
+from conformance.harness.contract.known import BuildName, Known, match
 from conformance.harness.contract.load import Contract
 from conformance.harness.contract.needs import Subject, applies, kinds_of, undecided
 from conformance.harness.contract.schema import Invariant
@@ -70,12 +71,15 @@ class Session:
     Attributes:
         identity: the build's identity as JSON-able values.
         looks: one per model, in the order of the report.
+        expected_failures: pairs of check and model that have an entry among the known failures; their cases need no
+            shrinking, since the entry has a small one.
 
     """
 
     options: Options
     identity: dict[str, Any]
     looks: tuple[FirstLook, ...]
+    expected_failures: frozenset[tuple[str, str]] = frozenset()
     _by_name: dict[str, FirstLook] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +88,26 @@ class Session:
     def look(self, model: str) -> FirstLook:
         """The first look at a model, by its name in the report."""
         return self._by_name[model]
+
+    def known(self, entries: Iterable[Known], id: str, model: str) -> Known | None:
+        """The known failure that concerns a check on a model under this build, or None."""
+        return match(entries, id, self.look(model).subject, self._build_name)
+
+    @property
+    def _build_name(self) -> BuildName:
+        package, _, version = self.identity["version"].partition(" ")
+        number = version.rpartition(".")[2] if package == "xllamacpp" else ""
+        return BuildName(
+            number=int(number) if number.isdigit() else None,
+            package=package or None,
+            version=version or None,
+            digest=self.identity["digest"],
+        )
+
+    def expecting(self, entries: Sequence[Known], contract: Contract) -> Session:
+        """The same session, told which failures are known."""
+        pairs = [(invariant.id, look.subject.name) for invariant, look in self.pairs(contract)]
+        return replace(self, expected_failures=frozenset(pair for pair in pairs if self.known(entries, *pair)))
 
     def setup(self, model: str) -> Setup:
         """What a child needs to examine a model."""
