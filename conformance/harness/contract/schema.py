@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 Kind = Literal["attention", "recurrent", "hybrid", "sliding_window"]
 Capability = Literal[
-    "partial_state", "on_device", "state_files", "can_shift", "rollback", "multi_dimensional_positions"
+    "partial_state", "on_device", "state_files", "can_shift", "rollback", "multi_dimensional_positions", "high_level"
 ]
 
 KINDS: dict[Kind, str] = {
@@ -38,6 +38,7 @@ CAPABILITIES: dict[Capability, str] = {
     "can_shift": "position shifts (can_shift)",
     "rollback": "rollback of a recurrent state (n_rs_seq > 0)",
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
+    "high_level": "the high-level llama_cpp.Llama",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 
