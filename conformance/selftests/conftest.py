@@ -2,6 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import hypothesis
+
+# hypothesis would load its own profile under CI and tox; a busy machine must not decide a test either.
+hypothesis.settings.register_profile(
+    "selftests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("selftests")
+
 FAULT_ROW = "planted fault"
 
 
