@@ -44,7 +44,8 @@ def replay(line: str) -> subprocess.CompletedProcess[str]:
 
 
 def content(report: Path) -> dict[str, Any]:
-    return json.loads((report / "results.json").read_text())
+    loaded: dict[str, Any] = json.loads((report / "results.json").read_text())
+    return loaded
 
 
 def test_a_run_leaves_a_verdict_for_people_and_for_machines(tmp_path: Path) -> None:

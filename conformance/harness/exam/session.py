@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,13 +16,13 @@ from conformance.harness.bench import Acquaintance, Floor, Setup, identify, meet
 from conformance.harness.contract.census import GGUFError, census_of_gguf
 from conformance.harness.contract.load import Contract
 from conformance.harness.contract.needs import Subject, applies, kinds_of, undecided
-from conformance.harness.contract.schema import Invariant
 from conformance.harness.engine import BuildError, ModelError
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.faults import FAULTS
 from conformance.harness.report.results import Check, NotApplicable, Verdict
 from fixtures import models
 
+from .budget import Sizing, fit
 from .examination import floors_of
 
 GIB = 1 << 30
@@ -51,6 +53,14 @@ class Options:
     fault: str | None = None
     n_threads: int = 1
     cases: Mapping[tuple[str, str], Sequence[dict[str, Any]]] | None = None
+    budget_minutes: float | None = None
+    n_workers: int = 1
+    started: float = field(default_factory=time.time)
+
+    @property
+    def deadline(self) -> float:
+        """When the budget ends, in seconds since the epoch."""
+        return math.inf if self.budget_minutes is None else self.started + 60 * self.budget_minutes
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,7 @@ class Session:
     options: Options
     identity: dict[str, Any]
     looks: tuple[FirstLook, ...]
+    sizings: Mapping[tuple[str, str], Sizing | None]
     _by_name: dict[str, FirstLook] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,17 +100,19 @@ class Session:
         """What a child needs to examine a model."""
         return setup_for(self.options, self.look(model).subject)
 
-    def pairs(self, contract: Contract) -> list[tuple[Invariant, FirstLook]]:
-        """The pairs that can be examined, the slowest models first so that parallel workers end together."""
-        found = [
-            (invariant, look)
-            for invariant in contract
-            for look in self.looks
-            if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
-        ]
-        return sorted(
-            found, key=lambda pair: pair[1].acquaintance.prefill_tokens_per_second if pair[1].acquaintance else 0
-        )
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pairs (id, model) to examine, the slowest models first so that parallel workers end together."""
+
+        def speed(pair: tuple[str, str]) -> float:
+            acquaintance = self.look(pair[1]).acquaintance
+            return acquaintance.prefill_tokens_per_second if acquaintance else 0.0
+
+        return sorted((pair for pair, sizing in self.sizings.items() if sizing), key=speed)
+
+    @property
+    def expected_seconds(self) -> float:
+        """Wall time that all searches are expected to take; computed from the measured speeds, on `n_workers`."""
+        return sum(sizing.seconds for sizing in self.sizings.values() if sizing) / self.options.n_workers
 
     def plan(self, contract: Contract) -> tuple[list[Check], list[NotApplicable]]:
         """Every pair of invariant and model: as a check still to run or already without hope, or as not applicable."""
@@ -115,6 +128,9 @@ class Session:
                     planned = planned.settled(look.verdict, reason=look.reason)
                 elif why := undecided(invariant, look.subject):
                     planned = planned.settled("UNKNOWN", reason=why)
+                elif self.sizings[invariant.id, name] is None:
+                    reason = f"left out: it does not fit into --budget {self.options.budget_minutes:g}"
+                    planned = planned.settled("SKIPPED", reason=reason)
                 checks.append(planned)
         return checks, others
 
@@ -164,7 +180,20 @@ def prepare(options: Options, contract: Contract) -> Session:
             finally:
                 children.put(child)
 
-        return Session(options, identity, tuple(pool.map(look, subjects)))
+        looks = tuple(pool.map(look, subjects))
+    return Session(options, identity, looks, _sized(options, contract, looks))
+
+
+def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> dict[tuple[str, str], Sizing | None]:
+    pairs = [
+        (invariant, look.acquaintance, look.subject.name)
+        for invariant in contract
+        for look in looks
+        if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
+    ]
+    seconds = max(options.deadline - time.time(), 0) * options.n_workers
+    sizings = fit([(each, known, each.examples[options.profile]) for each, known, _ in pairs], seconds)
+    return {(invariant.id, model): sizing for (invariant, _, model), sizing in zip(pairs, sizings, strict=True)}
 
 
 def _fixtures() -> list[Subject]:
