@@ -37,6 +37,7 @@ from conformance.harness.report.terminal import print_results
 
 from .check import REGISTRY
 from .examination import SPECS, Examination, contract
+from .progress import Progress
 from .session import GIB, Options, Session, UsageError, child_for, prepare
 
 CASES_NAME = "cases.jsonl"
@@ -309,6 +310,7 @@ class _Controller:
         self._unwritten = ""
         self._results: Results | None = None
         self._checks: list[Check] = []
+        self._progress = Progress(session.options.report / CASES_NAME, session.sizings, self._say)
         self._today = datetime.now(UTC).date()
         checks, others = session.plan(specs)
         self._total = sum(not check.has_run for check in checks)
@@ -345,6 +347,9 @@ class _Controller:
             },
             not_applicable=others,
         )
+
+    def pytest_sessionstart(self) -> None:
+        self._progress.start()
 
     def _budget_notes(self) -> list[str]:
         """What the budget left out, in one line."""
@@ -392,12 +397,16 @@ class _Controller:
         check = waive(self._waivers, self._recognised(check), self._kinds, self._today)
         self._checks.append(check)
         self._writer.record(check)
+        self._progress.heard()
+        line = f"[{len(self._checks)}/{self._total}] {check.verdict:7} {check.id} {check.model}: {check.examples} cases"
+        self._say(f"{line}, {check.seconds:.1f} s", red=check.verdict in ("FAIL", "CRASH", "TIMEOUT"))
+
+    def _say(self, line: str, *, red: bool = False) -> None:
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None:
             reporter.showfspath = False
-            line = f"[{len(self._checks)}/{self._total}] {check.verdict:7} {check.id} {check.model}: {check.examples} cases, {check.seconds:.1f} s"
             reporter.ensure_newline()
-            reporter.write_line(line, red=check.verdict in ("FAIL", "CRASH", "TIMEOUT"))
+            reporter.write_line(line, red=red)
 
     def _recognised(self, check: Check) -> Check:
         """The check, as KNOWN where an entry explains its failure; an entry whose failure is gone is noted."""
@@ -419,6 +428,7 @@ class _Controller:
         interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
         if interrupted:
             self._notes.append("the run was interrupted; checks that were not reached are UNKNOWN")
+        self._progress.stop()
         self._notes += waiver_notes(self._waivers, self._checks, self._kinds, self._today)
         self._notes += self._budget_notes()
         self._results = self._writer.finish(self._notes)
