@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="GGUF",
-        help="examine this model instead of the fixture models; may be repeated",
+        help="examine this GGUF, or the fixture model of this name, instead of all fixture models; may be repeated",
     )
     group.addoption(
         "--profile", default=None, metavar="NAME", help="how long to look: smoke, standard (default) or deep"
@@ -133,12 +133,9 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
         (report / CASES_NAME).write_text("")
     except OSError as error:
         raise UsageError(f"--report {report}: {error.strerror}; name a folder that can be written") from None
-    paths = tuple(Path(name).expanduser() for name in config.option.model)
-    if len({path.stem for path in paths}) < len(paths):
-        raise UsageError(f"--model: two models are called {', '.join(sorted(path.stem for path in paths))}; rename one")
     return Options(
         build=config.option.build,
-        models=paths,
+        models=tuple(config.option.model),
         profile=profile,
         report=report,
         seed=config.option.seed,

@@ -39,14 +39,14 @@ class Options:
     """What the user asked for.
 
     Attributes:
-        models: paths of GGUFs to examine instead of the fixture models.
+        models: paths of GGUFs, or names of fixture models, to examine instead of all fixture models.
         seed: of all draws.
         cases: recorded cases by (id, model), to run instead of drawing.
 
     """
 
     build: str
-    models: tuple[Path, ...]
+    models: tuple[str, ...]
     profile: str
     report: Path
     seed: int = 0
@@ -165,7 +165,9 @@ def prepare(options: Options, contract: Contract) -> Session:
             raise UsageError(
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
-    subjects = [_subject(path.stem, path) for path in options.models] if options.models else _fixtures()
+    subjects = [_subject(name) for name in options.models or models.names()]
+    if len({subject.name for subject in subjects}) < len(subjects):
+        raise UsageError(f"--model: two models share a name ({', '.join(each.name for each in subjects)}); rename one")
     floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
     paths = [subject.path for subject in subjects]
     with ExitStack() as stack, ThreadPoolExecutor(_LOOKERS) as pool:
@@ -196,23 +198,22 @@ def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> 
     return {(invariant.id, model): sizing for (invariant, _, model), sizing in zip(pairs, sizings, strict=True)}
 
 
-def _fixtures() -> list[Subject]:
+def _subject(name: str) -> Subject:
+    """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares."""
+    is_fixture = name in models.names() and not Path(name).exists()
     try:
-        return [_subject(name, models.path(name), is_fixture=True) for name in models.names()]
+        path = models.path(name) if is_fixture else Path(name).expanduser()
     except OSError as error:
-        raise UsageError(
-            f"model cache {models.cache_folder()}: {error.strerror}; set LLAMA_CONFORMANCE_CACHE to a folder that can be written"
-        ) from None
-
-
-def _subject(name: str, path: Path, *, is_fixture: bool = False) -> Subject:
+        place = f"model cache {models.cache_folder()}: {error.strerror}"
+        raise UsageError(f"{place}; set LLAMA_CONFORMANCE_CACHE to a folder that can be written") from None
     try:
         kinds = kinds_of(census_of_gguf(path))
     except GGUFError as error:
         raise UsageError(f"--model: {error}") from None
     except OSError as error:
-        raise UsageError(f"--model {path}: {error.strerror}; give the path of a GGUF") from None
-    return Subject(name=name, path=path.resolve(), kinds=kinds, is_fixture=is_fixture)
+        fixtures = ", ".join(models.names())
+        raise UsageError(f"--model {name}: {error.strerror}; give the path of a GGUF, or one of {fixtures}") from None
+    return Subject(name=name if is_fixture else path.stem, path=path.resolve(), kinds=kinds, is_fixture=is_fixture)
 
 
 def _meet(options: Options, subject: Subject, floors: tuple[Floor, ...], child: Child) -> FirstLook:
