@@ -39,11 +39,10 @@ def load_waivers(path: Path, invariants: Collection[str] = ()) -> tuple[Waiver, 
     problem found.
     """
     file = load_file(path, WaivedFailures)
-    named = [entry.id.partition("/")[0] for entry in file.content.waivers]
     problems = [
-        file.unknown(("waivers", number, "id"), "invariant", id, invariants)
-        for number, id in enumerate(named)
-        if invariants and id not in invariants
+        file.unknown(("waivers", number, "id"), "invariant", entry.id, invariants)
+        for number, entry in enumerate(file.content.waivers)
+        if invariants and not any(entry.id in (id, id.partition("/")[0]) for id in invariants)
     ]
     if problems:
         raise SpecError(problems)

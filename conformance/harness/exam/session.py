@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from typing import Any
 
 from conformance.harness.bench import Acquaintance, Floor, Setup, identify, meet, try_on_device
 from conformance.harness.contract.census import GGUFError, census_of_gguf
+from conformance.harness.contract.known import BuildName, Known, match
 from conformance.harness.contract.load import Contract
 from conformance.harness.contract.needs import Subject, applies, kinds_of, undecided
 from conformance.harness.engine import BuildError, ModelError
@@ -80,6 +81,8 @@ class Session:
     Attributes:
         identity: the build's identity as JSON-able values.
         looks: one per model, in the order of the report.
+        expected_failures: pairs of check and model that have an entry among the known failures; their cases need no
+            shrinking, since the entry has a small one.
 
     """
 
@@ -87,6 +90,7 @@ class Session:
     identity: dict[str, Any]
     looks: tuple[FirstLook, ...]
     sizings: Mapping[tuple[str, str], Sizing | None]
+    expected_failures: frozenset[tuple[str, str]] = frozenset()
     _by_name: dict[str, FirstLook] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -95,6 +99,25 @@ class Session:
     def look(self, model: str) -> FirstLook:
         """The first look at a model, by its name in the report."""
         return self._by_name[model]
+
+    def known(self, entries: Iterable[Known], id: str, model: str) -> Known | None:
+        """The known failure that concerns a check on a model under this build, or None."""
+        return match(entries, id, self.look(model).subject, self._build_name)
+
+    @property
+    def _build_name(self) -> BuildName:
+        package, _, version = self.identity["version"].partition(" ")
+        number = version.rpartition(".")[2] if package == "xllamacpp" else ""
+        return BuildName(
+            number=int(number) if number.isdigit() else None,
+            package=package or None,
+            version=version or None,
+            digest=self.identity["digest"],
+        )
+
+    def expecting(self, entries: Sequence[Known]) -> Session:
+        """The same session, told which failures are known."""
+        return replace(self, expected_failures=frozenset(pair for pair in self.pairs() if self.known(entries, *pair)))
 
     def setup(self, model: str) -> Setup:
         """What a child needs to examine a model."""
