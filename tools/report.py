@@ -1,6 +1,7 @@
 """Reports from results: report.html for people, summary.md for the summary page of a CI job, junit.xml for its tests.
 
     python -m tools.report RESULTS... [--out DIR]
+
     python -m tools.report merge RESULTS... --out DIR
 
 RESULTS is the report folder of a run, or the results.json or results.jsonl in it. The first form is short for
@@ -19,9 +20,8 @@ from conformance.harness.report.forms import FORMS, write_report
 from conformance.harness.report.merge import merge as joined
 from conformance.harness.report.store import ReportError, read_results, write_results
 
-
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
-ResultsPaths = Annotated[list[Path], typer.Argument(metavar="RESULTS...", help="Report folders or results files.")]
+ResultsPaths = Annotated[list[Path], typer.Argument(metavar="RESULTS", help="Report folders or results files.")]
 
 
 @app.command()

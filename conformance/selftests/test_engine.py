@@ -58,7 +58,7 @@ def test_the_probe_recognises_each_known_layout_and_no_other() -> None:
                 setattr(filled, name, type(getattr(filled, name) or 0)(values[0]) if values[0] else values[0])
             content = bytes(filled) + b"\xa5" * 64
             written = [False] * len(content)
-            for name, _ in layout.structure._fields_:  # type: ignore[misc]
+            for name, *_ in layout.structure._fields_:
                 place = getattr(layout.structure, name)
                 written[place.offset : place.offset + place.size] = [True] * place.size
             seen = abi.Probe(tuple(written), content)
@@ -80,12 +80,13 @@ def test_a_layout_that_puts_values_into_the_wrong_fields_fails_its_read_back(
     bundled: Library, dense: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = bundled.context_layout
-    fields = list(right.structure._fields_)  # type: ignore[arg-type]
+    fields = list(right.structure._fields_)
     place = [name for name, *_ in fields].index("n_ubatch")
     fields[place], fields[place + 1] = fields[place + 1], fields[place]
     wrong = type("swapped", (ctypes.Structure,), {"_fields_": fields})
     monkeypatch.setattr(bundled, "context_layout", abi.Layout("swapped", wrong, {}))
-    monkeypatch.setattr(bundled.llama_init_from_model._call, "argtypes", [ctypes.c_void_p, wrong])
+    call = bundled._handle.llama_init_from_model
+    monkeypatch.setattr(call, "argtypes", [ctypes.c_void_p, wrong])
     with pytest.raises(BuildError, match="swapped failed its read-back"):
         Context(dense, ContextSettings(n_ubatch=64))
 

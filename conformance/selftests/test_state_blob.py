@@ -52,10 +52,12 @@ def assert_reads_as(state: SequenceState, wanted: Described) -> None:
             np.testing.assert_array_equal(memory.s.bytes, wanted.recurrent.s[number].rows)
 
 
-def read_or_refused(blob: bytes, **expected: int) -> SequenceState | None:
+def read_or_refused(
+    blob: bytes, attention_layers: int | None = None, recurrent_layers: int | None = None
+) -> SequenceState | None:
     """The state, which accounts for every byte, or None when the blob is refused at a place within it."""
     try:
-        state = parse(blob, **expected)
+        state = parse(blob, attention_layers=attention_layers, recurrent_layers=recurrent_layers)
     except BlobError as refused:
         where = refused.where
     else:
@@ -84,16 +86,14 @@ def test_the_census_adds_up_to_the_blob(wanted: Described) -> None:
     assert counted.s_bytes == sum(tensor.rows.size for tensor in memory.s) if memory else counted.s_bytes == 0
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=25)
 @given(wanted=described())
 def test_a_truncated_blob_of_known_layers_is_refused_unless_a_shorter_state_has_as_many(wanted: Described) -> None:
     blob = wanted.write()
-    expected = {
-        "attention_layers": sum(len(cache.k) for cache in wanted.attention if len(cache.positions)),
-        "recurrent_layers": len(wanted.recurrent.r) if wanted.recurrent else 0,
-    }
+    n_attention = sum(len(cache.k) for cache in wanted.attention if len(cache.positions))
+    n_recurrent = len(wanted.recurrent.r) if wanted.recurrent else 0
     for end in range(len(blob)):
-        state = read_or_refused(blob[:end], **expected)
+        state = read_or_refused(blob[:end], n_attention, n_recurrent)
         if state:
             assert end in wanted.readable_prefixes, f"{end} of {len(blob)} bytes read as {state.outline}"
 
@@ -248,6 +248,35 @@ def test_the_error_names_the_first_place_that_no_reading_gets_past(mutation: dic
     with pytest.raises(BlobError) as refused:
         parse(blob)
     assert message in str(refused.value)
+
+
+def test_recurrent_state_is_refused_in_an_order_or_type_that_no_build_writes() -> None:
+    rng = np.random.default_rng(10)
+    f32, q8_0 = Tensor.random(rng, "f32", 1, 32), Tensor.random(rng, "q8_0", 1, 32)
+    memory = Recurrent(np.array([7], np.int32), 1, (f32,), (f32,))
+    blob = bytearray(Described(FORMATS[2], False, 0, (), memory).write())
+    parse(blob)
+    blob[20] = 1
+    quantized = Described(FORMATS[2], False, 0, (), replace(memory, s=(q8_0,))).write()
+    assert not read_or_refused(bytes(blob))
+    assert not read_or_refused(quantized)
+
+
+def test_the_caches_of_one_context_have_equally_many_streams() -> None:
+    tensor = Tensor.random(np.random.default_rng(11), "f16", 1, 32)
+    base = Attention(np.ones(1, np.int32), np.zeros((1, 3), np.int32), (tensor,), (tensor,), n_stream=2)
+    assert len(parse(Described(FORMATS[2], False, 0, (base, base), None).write()).attention) == 2
+    unequal = Described(FORMATS[2], False, 0, (base, replace(base, n_stream=3)), None)
+    assert not read_or_refused(unequal.write())
+
+
+def test_an_empty_cache_behind_one_without_v_does_not_pass_for_its_v() -> None:
+    # Its stream count of 2 and two counts of 0 are, byte for byte, the head of empty q4_0 rows.
+    tensor = Tensor.random(np.random.default_rng(13), "f16", 1, 32)
+    base = Attention(np.ones(1, np.int32), np.zeros((1, 3), np.int32), (tensor,), None, n_stream=2, stream=1)
+    empty = replace(base, positions=np.empty(0, np.int32), ext=np.empty((0, 3), np.int32), k=())
+    wanted = Described(FORMATS[2], False, 0, (base, empty), None)
+    assert_reads_as(parse(wanted.write()), wanted)
 
 
 def test_a_sequence_file_is_taken_apart() -> None:

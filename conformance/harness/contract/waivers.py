@@ -35,14 +35,15 @@ class Waiver:
 def load_waivers(path: Path, invariants: Collection[str] = ()) -> tuple[Waiver, ...]:
     """The waivers in a YAML file.
 
-    ``invariants`` are the ids that waivers may name; when empty they are not checked. Raises SpecError with every
-    problem found.
+    ``invariants`` are the ids of invariants and case families that waivers may name, and with a family its invariant;
+    when empty they are not checked. Raises SpecError with every problem found.
     """
     file = load_file(path, WaivedFailures)
+    known = dict.fromkeys(name for id in invariants for name in (id.partition("/")[0], id))
     problems = [
-        file.unknown(("waivers", number, "id"), "invariant", entry.id, invariants)
+        file.unknown(("waivers", number, "id"), "invariant", entry.id, known)
         for number, entry in enumerate(file.content.waivers)
-        if invariants and not any(entry.id in (id, id.partition("/")[0]) for id in invariants)
+        if known and entry.id not in known
     ]
     if problems:
         raise SpecError(problems)

@@ -99,7 +99,7 @@ class Child:
         try:
             connection.send((name, arguments))
             if not connection.poll(timeout):
-                raise self._died(TimedOut, f"gave no answer within {timeout:g} s and was killed")
+                raise self._died(TimedOut, f"gave no answer within {timeout:.3g} s and was killed")
             kind, value = connection.recv()
         except (EOFError, ConnectionError):
             raise self._died(Crashed) from None

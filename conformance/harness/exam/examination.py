@@ -132,6 +132,7 @@ class Examination:
         acquaintance: the model's measured floors.
         recorded: cases to run instead of drawing; None draws.
         database: folder where hypothesis keeps examples that failed; None keeps none.
+        deadline: when the whole run's budget ends, in seconds since the epoch.
         note_case: is told every case before it runs, so that a record survives whatever happens.
 
     """
@@ -146,6 +147,7 @@ class Examination:
     child: Child
     recorded: Sequence[dict[str, Any]] | None = None
     database: Path | None = None
+    deadline: float = math.inf
     note_case: Callable[[Case], None] = lambda case: None
     _outcomes: dict[Case, Outcome] = field(default_factory=dict)
     _passed: list[Outcome] = field(default_factory=list)
@@ -158,12 +160,15 @@ class Examination:
     def take(self, check: BoundCheck) -> Check:
         """Run the check and say how it ended."""
         begin = time.perf_counter()
-        self._draw_until = begin + self._allowed_seconds
+        self._draw_until = begin + min(self._allowed_seconds, self.deadline - time.time())
         case, outcome = self._search(check)
         if outcome.verdict == "PASS" and not self._passed:
-            reason = self._refused[0] if self._refused else "no case was run"
-            outcome = Outcome("UNKNOWN", f"no case could be measured: {reason}")
-        elif outcome.verdict == "PASS" and self._left_out:
+            if self._left_out and not self._refused and time.time() > self.deadline:
+                outcome = Outcome("SKIPPED", "left out: the budget ended before its first case")
+            else:
+                reason = self._refused[0] if self._refused else "no case was run"
+                outcome = Outcome("UNKNOWN", f"no case could be measured: {reason}")
+        elif outcome.verdict == "PASS" and self._left_out and time.time() <= self.deadline:
             outcome = Outcome(
                 "UNKNOWN",
                 f"{self._left_out} of {self.examples} cases were left out after {self._allowed_seconds:.0f} s, "
@@ -243,6 +248,8 @@ class Examination:
     def _report(self, check: BoundCheck, case: Case | None, outcome: Outcome, seconds: float) -> Check:
         deviation = outcome.deviation
         detail: dict[str, Any] = {"seed": self.seed, "refused_cases": sorted(set(self._refused))}
+        if self._left_out and outcome.verdict == "PASS":
+            detail["left_out"] = f"{self._left_out} of {self.examples} cases, when the budget ended"
         if deviation and deviation.layers:
             detail["layers"] = list(deviation.layers)
         if outcome.stderr:

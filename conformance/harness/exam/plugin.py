@@ -5,11 +5,12 @@ With pytest-xdist the controller prepares the session once and hands it to the w
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -23,17 +24,21 @@ from rich.console import Console
 from conformance.harness.bench import Case
 from conformance.harness.contract.known import Known, load_known_failures
 from conformance.harness.contract.load import Contract, SpecError
+from conformance.harness.contract.schema import Kind
 from conformance.harness.contract.ties import untied
+from conformance.harness.contract.waivers import Waiver, load_waivers, waive
+from conformance.harness.contract.waivers import notes as waiver_notes
 from conformance.harness.engine.child import Child
 from conformance.harness.faults import FAULTS
-from conformance.harness.report.junit import write_junit
+from conformance.harness.report.forms import write_report
 from conformance.harness.report.results import Check, Results, Verdict
 from conformance.harness.report.store import ReportError, ResultsWriter
 from conformance.harness.report.terminal import print_results
 
 from .check import REGISTRY
 from .examination import SPECS, Examination, contract
-from .session import GIB, Options, Session, UsageError, child_for, prepare
+from .progress import Progress
+from .session import GIB, Options, Session, UsageError, child_for, file_digest, prepare
 
 CASES_NAME = "cases.jsonl"
 _PROPERTY = "conformance"
@@ -50,13 +55,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="GGUF",
-        help="examine this model instead of the fixture models; may be repeated",
+        help="examine this GGUF, or the fixture model of this name, instead of all fixture models; may be repeated",
     )
     group.addoption(
         "--profile", default=None, metavar="NAME", help="how long to look: smoke, standard (default) or deep"
     )
     group.addoption(
         "--report", default="report", metavar="DIR", help="folder for results.json, junit.xml and cases.jsonl"
+    )
+    group.addoption(
+        "--budget", type=float, metavar="MINUTES", help="size the search so that the whole run takes this long at most"
+    )
+    group.addoption(
+        "--waivers",
+        metavar="FILE",
+        help="YAML file of failures that you accept for now, each with a reason and a last day",
     )
     group.addoption("--seed", type=int, default=0, metavar="N", help="seed of all draws (default 0)")
     group.addoption("--threads", type=int, default=1, metavar="N", help="threads for each context (default 1)")
@@ -88,13 +101,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.reportchars = ""
     try:
         config.stash[_CONTRACT] = contract()
+        _refuse_loose_ends(config.stash[_CONTRACT])
         known = load_known_failures(SPECS / "known_failures")
+        waivers = (
+            load_waivers(Path(config.option.waivers), config.stash[_CONTRACT].invariants)
+            if config.option.waivers
+            else ()
+        )
         options = _options(config, config.stash[_CONTRACT])
         print(f"build {options.build}: meeting the models ...", flush=True)
-        specs = config.stash[_CONTRACT]
-        session = config.stash[_SESSION] = prepare(options, specs).expecting(known, specs)
+        session = config.stash[_SESSION] = prepare(options, config.stash[_CONTRACT]).expecting(known)
         config.pluginmanager.register(
-            _Controller(config, session, config.stash[_CONTRACT], known), "conformance-controller"
+            _Controller(config, session, config.stash[_CONTRACT], known, waivers), "conformance-controller"
         )
     except (UsageError, SpecError, ReportError) as error:
         pytest.exit(str(error), returncode=2)
@@ -107,24 +125,25 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
     if config.option.threads < 1:
         raise UsageError(f"--threads {config.option.threads}: give a number of threads, 1 or more")
     cases = _recorded(Path(config.option.cases)) if config.option.cases else None
+    if config.option.budget is not None and not config.option.budget > 0:
+        raise UsageError(f"--budget {config.option.budget:g}: give a number of minutes above 0")
     report = config.invocation_params.dir / config.option.report
     try:
         report.mkdir(parents=True, exist_ok=True)
         (report / CASES_NAME).write_text("")
     except OSError as error:
         raise UsageError(f"--report {report}: {error.strerror}; name a folder that can be written") from None
-    paths = tuple(Path(name).expanduser() for name in config.option.model)
-    if len({path.stem for path in paths}) < len(paths):
-        raise UsageError(f"--model: two models are called {', '.join(sorted(path.stem for path in paths))}; rename one")
     return Options(
         build=config.option.build,
-        models=paths,
+        models=tuple(config.option.model),
         profile=profile,
         report=report,
         seed=config.option.seed,
         fault=config.option.inject_fault,
         n_threads=config.option.threads,
         cases=cases,
+        budget_minutes=config.option.budget,
+        n_workers=getattr(config.option, "numprocesses", None) or 1,
     )
 
 
@@ -149,12 +168,11 @@ def _recorded(path: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """As many workers as there are cores, and as the largest model fits into free memory."""
-    session = config.stash.get(_SESSION, None)
-    if session is None:
+    if not _examines(config):
         return None
-    largest = max(look.subject.path.stat().st_size for look in session.looks)
-    by_memory = int(psutil.virtual_memory().available // (GIB + 2 * largest))
-    return max(1, min(os.cpu_count() or 1, by_memory, len(session.pairs(config.stash[_CONTRACT]))))
+    sizes = [path.stat().st_size for name in config.option.model if (path := Path(name).expanduser()).is_file()]
+    by_memory = int(psutil.virtual_memory().available // (GIB + 2 * max(sizes, default=0)))
+    return max(1, min(os.cpu_count() or 1, by_memory))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -170,35 +188,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     session = metafunc.config.stash.get(_SESSION, None)
     check = metafunc.function.check
-    pairs = session.pairs(metafunc.config.stash[_CONTRACT]) if session else []
-    models = [look.subject.name for invariant, look in pairs if invariant.id == check.id]
+    models = [model for id, model in session.pairs() if id == check.id] if session else []
     metafunc.parametrize("exam", models, indirect=True, ids=[_bracket(check.id, model) for model in models])
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse to run while specs and tests do not match; put the slowest models first."""
-    if _SESSION not in config.stash:
-        return
-    specs, session = config.stash[_CONTRACT], config.stash[_SESSION]
-    functions = {item.function for item in items if isinstance(item, pytest.Function)}
-    complete = len({test.__module__ for test in functions}) == len({origin.topic for origin in specs.origins.values()})
-    problems = [line for line in untied(specs, REGISTRY, functions) if complete or "has no test" not in line]
-    problems += [
-        mismatch
-        for test in functions
-        if hasattr(test, "check")
-        and test.check.id in specs.invariants
-        and (mismatch := test.check.case.mismatch(specs[test.check.id]))
-    ]
+def _refuse_loose_ends(specs: Contract) -> None:
+    """Raise SpecError while specs and tests do not match, whichever of them this run selects."""
+    tests = []
+    for path in sorted((Path(__file__).parents[2]).glob("test_*.py")):
+        module = importlib.import_module(f"conformance.{path.stem}")
+        tests += [test for name, test in vars(module).items() if name.startswith("test_")]
+    problems = untied(specs, REGISTRY, tests)
+    for test in tests:
+        if hasattr(test, "check") and test.check.id in specs.invariants:
+            mismatch = test.check.case.mismatch(specs[test.check.id])
+            problems += [f"{specs.origins[test.check.id].where}: {mismatch}"] if mismatch else []
     if problems:
-        pytest.exit("\n".join(problems), returncode=2)
-    order = {
-        _bracket(invariant.id, look.subject.name): place for place, (invariant, look) in enumerate(session.pairs(specs))
-    }
-    applicable = [
-        item for item in items if _in_brackets(item.nodeid) in order
-    ]  # a check for no model is an item for none
-    items[:] = sorted(applicable, key=lambda item: order[_in_brackets(item.nodeid)])
+        raise SpecError(problems)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the slowest models first; a check that is left for no model is no item."""
+    if _SESSION in config.stash:
+        order = {_bracket(*pair): place for place, pair in enumerate(config.stash[_SESSION].pairs())}
+        applicable = [item for item in items if _in_brackets(item.nodeid) in order]
+        items[:] = sorted(applicable, key=lambda item: order[_in_brackets(item.nodeid)])
 
 
 def _bracket(id: str, model: str) -> str:
@@ -223,6 +237,16 @@ def exam(request: pytest.FixtureRequest, engine_child: Child) -> Any:
     return _Exam(request, engine_child)
 
 
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
 class _Exam:
     def __init__(self, request: pytest.FixtureRequest, child: Child) -> None:
         self._request, self._child = request, child
@@ -232,8 +256,9 @@ class _Exam:
         config = self._request.config
         session, specs = config.stash[_SESSION], config.stash[_CONTRACT]
         options, model = session.options, self._request.param
-        look, invariant = session.look(model), specs[check.id]
+        look, sizing = session.look(model), session.sizings[check.id, model]
         assert look.acquaintance is not None
+        assert sizing is not None
         recording = options.report / CASES_NAME
         profile = specs.profiles[options.profile]
         if (check.id, model) in session.expected_failures:
@@ -250,14 +275,15 @@ class _Exam:
         result = Examination(
             setup=session.setup(model),
             model=model,
-            invariant=invariant,
+            invariant=sizing.invariant,
             profile=profile,
-            examples=invariant.examples[options.profile],
+            examples=sizing.examples,
             seed=options.seed,
             acquaintance=look.acquaintance,
             child=self._child,
             recorded=None if options.cases is None else options.cases.get((check.id, model), []),
             database=None if options.fault else config.rootpath / ".hypothesis" / "conformance" / check.id / model,
+            deadline=options.deadline,
             note_case=note_case,
         ).take(check)
         self._request.node.user_properties.append((_PROPERTY, result.model_dump_json()))
@@ -268,13 +294,27 @@ class _Exam:
 class _Controller:
     """Writes results as reports arrive, shows them, and decides the exit code."""
 
-    def __init__(self, config: pytest.Config, session: Session, specs: Contract, known: tuple[Known, ...]) -> None:
-        self._config, self._session, self._known = config, session, known
+    def __init__(
+        self,
+        config: pytest.Config,
+        session: Session,
+        specs: Contract,
+        known: tuple[Known, ...],
+        waivers: tuple[Waiver, ...],
+    ) -> None:
+        self._config, self._session, self._known, self._waivers = config, session, known, waivers
+        self._kinds: dict[str, Collection[Kind]] = {
+            look.subject.name: look.subject.kinds or () for look in session.looks
+        }
         self._begin = time.perf_counter()
         self._notes: list[str] = []
+        self._unwritten = ""
         self._results: Results | None = None
-        self._done = 0
-        checks, others = session.plan(specs)
+        self._checks: list[Check] = []
+        self._progress = Progress(session.options.report / CASES_NAME, session.sizings, self._say)
+        self._today = datetime.now(UTC).date()
+        planned, others = session.plan(specs)
+        checks = [self._excused(check) if check.has_run else check for check in planned]
         self._total = sum(not check.has_run for check in checks)
         self._planned = {_bracket(check.id, check.model): check for check in checks}
         options = session.options
@@ -292,6 +332,7 @@ class _Controller:
                 "models": {
                     look.subject.name: {
                         "path": str(look.subject.path),
+                        "digest": file_digest(look.subject.path),
                         "kinds": sorted(look.subject.kinds or ()),
                         "capabilities": sorted(look.subject.capabilities),
                         "measured": None
@@ -310,12 +351,33 @@ class _Controller:
             not_applicable=others,
         )
 
+    def pytest_sessionstart(self) -> None:
+        self._progress.start()
+
+    def _budget_notes(self) -> list[str]:
+        """What the budget left out, in one line."""
+        minutes = self._session.options.budget_minutes
+        if minutes is None:
+            return []
+        sizings = self._session.sizings
+        reduced = {pair: sizing.note for pair, sizing in sizings.items() if sizing and sizing.note}
+        cut = [check for check in self._checks if getattr(check.detail, "left_out", None)]
+        gone = sum(sizing is None for sizing in sizings.values()) + sum(
+            check.verdict == "SKIPPED" for check in self._checks
+        )
+        line = f"--budget {minutes:g}: {len(reduced)} of {len(sizings)} searches made smaller, {gone} left out, {len(cut)} cut short"
+        if reduced:
+            (id, model), note = next(iter(reduced.items()))
+            line += f" (for example {id} on {model}: {note})"
+        return [line]
+
     def pytest_report_header(self) -> list[str]:
         identity, options = self._session.identity, self._session.options
         return [
             f"build: {identity['version']} ({identity['library']}, digest {identity['digest']}, layout {identity['context_layout']})",
             f"profile: {options.profile}, seed {options.seed}, {self._total} checks on {len(self._session.looks)} models"
             + (f"; PLANTED FAULT {options.fault}" if options.fault else ""),
+            f"expected (computed from the measured speeds): {_duration(self._session.expected_seconds)} on {options.n_workers} process(es)",
         ]
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -335,15 +397,23 @@ class _Controller:
             self._record(planned.settled(verdict, reason=reason))
 
     def _record(self, check: Check) -> None:
-        check = self._recognised(check)
+        check = self._excused(check)
+        self._checks.append(check)
         self._writer.record(check)
-        self._done += 1
+        self._progress.heard()
+        line = f"[{len(self._checks)}/{self._total}] {check.verdict:7} {check.id} {check.model}: {check.examples} cases"
+        self._say(f"{line}, {check.seconds:.1f} s", red=check.verdict in ("FAIL", "CRASH", "TIMEOUT"))
+
+    def _say(self, line: str, *, red: bool = False) -> None:
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None:
             reporter.showfspath = False
-            line = f"[{self._done}/{self._total}] {check.verdict:7} {check.id} {check.model}: {check.examples} cases, {check.seconds:.1f} s"
             reporter.ensure_newline()
-            reporter.write_line(line, red=check.verdict in ("FAIL", "CRASH", "TIMEOUT"))
+            reporter.write_line(line, red=red)
+
+    def _excused(self, check: Check) -> Check:
+        """The check, as KNOWN where a known failure or a waiver explains it."""
+        return waive(self._waivers, self._recognised(check), self._kinds, self._today)
 
     def _recognised(self, check: Check) -> Check:
         """The check, as KNOWN where an entry explains its failure; an entry whose failure is gone is noted."""
@@ -353,7 +423,7 @@ class _Controller:
         if check.verdict == "PASS":
             self._notes.append(entry.cured(check.model))
         elif entry.explains(check.verdict):
-            return check.model_copy(update={"verdict": "KNOWN", "reason": f"{entry.reason}: {entry.entry.note}"})
+            return check.excuse(f"{entry.reason}: {entry.entry.note}", entry.where, entry.entry.upstream)
         return check
 
     @pytest.hookimpl(trylast=True)
@@ -362,15 +432,18 @@ class _Controller:
         interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
         if interrupted:
             self._notes.append("the run was interrupted; checks that were not reached are UNKNOWN")
+        self._progress.stop()
+        self._notes += waiver_notes(self._waivers, self._checks, self._kinds, self._today)
+        self._notes += self._budget_notes()
         self._results = self._writer.finish(self._notes)
         try:
-            write_junit(self._results, self._session.options.report / "junit.xml")
-        except OSError as error:
-            self._notes.append(f"junit.xml could not be written ({error.strerror})")
-        if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
-            session.exitstatus = self._results.summary.exit_code
-        elif not interrupted or self._results.summary.exit_code != 1:
-            session.exitstatus = 2
+            write_report(self._results, self._session.options.report)
+        except ReportError as error:
+            self._unwritten = str(error)
+        judged = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+        session.exitstatus = (
+            self._results.summary.exit_code if session.exitstatus in judged and not self._unwritten else 2
+        )
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The table, what failed and how to replay it, the verdict."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,13 +18,13 @@ from conformance.harness.contract.census import GGUFError, census_of_gguf
 from conformance.harness.contract.known import BuildName, Known, match
 from conformance.harness.contract.load import Contract
 from conformance.harness.contract.needs import Subject, applies, kinds_of, undecided
-from conformance.harness.contract.schema import Invariant
 from conformance.harness.engine import BuildError, ModelError
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.faults import FAULTS
 from conformance.harness.report.results import Check, NotApplicable, Verdict
 from fixtures import models
 
+from .budget import Sizing, fit
 from .examination import floors_of
 
 GIB = 1 << 30
@@ -38,20 +41,28 @@ class Options:
     """What the user asked for.
 
     Attributes:
-        models: paths of GGUFs to examine instead of the fixture models.
+        models: paths of GGUFs, or names of fixture models, to examine instead of all fixture models.
         seed: of all draws.
         cases: recorded cases by (id, model), to run instead of drawing.
 
     """
 
     build: str
-    models: tuple[Path, ...]
+    models: tuple[str, ...]
     profile: str
     report: Path
     seed: int = 0
     fault: str | None = None
     n_threads: int = 1
     cases: Mapping[tuple[str, str], Sequence[dict[str, Any]]] | None = None
+    budget_minutes: float | None = None
+    n_workers: int = 1
+    started: float = field(default_factory=time.time)
+
+    @property
+    def deadline(self) -> float:
+        """When the budget ends, in seconds since the epoch."""
+        return math.inf if self.budget_minutes is None else self.started + 60 * self.budget_minutes
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,7 @@ class Session:
     options: Options
     identity: dict[str, Any]
     looks: tuple[FirstLook, ...]
+    sizings: Mapping[tuple[str, str], Sizing | None]
     expected_failures: frozenset[tuple[str, str]] = frozenset()
     _by_name: dict[str, FirstLook] = field(init=False, repr=False, compare=False)
 
@@ -104,26 +116,27 @@ class Session:
             digest=self.identity["digest"],
         )
 
-    def expecting(self, entries: Sequence[Known], contract: Contract) -> Session:
+    def expecting(self, entries: Sequence[Known]) -> Session:
         """The same session, told which failures are known."""
-        pairs = [(invariant.id, look.subject.name) for invariant, look in self.pairs(contract)]
-        return replace(self, expected_failures=frozenset(pair for pair in pairs if self.known(entries, *pair)))
+        return replace(self, expected_failures=frozenset(pair for pair in self.pairs() if self.known(entries, *pair)))
 
     def setup(self, model: str) -> Setup:
         """What a child needs to examine a model."""
         return setup_for(self.options, self.look(model).subject)
 
-    def pairs(self, contract: Contract) -> list[tuple[Invariant, FirstLook]]:
-        """The pairs that can be examined, the slowest models first so that parallel workers end together."""
-        found = [
-            (invariant, look)
-            for invariant in contract
-            for look in self.looks
-            if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
-        ]
-        return sorted(
-            found, key=lambda pair: pair[1].acquaintance.prefill_tokens_per_second if pair[1].acquaintance else 0
-        )
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pairs (id, model) to examine, the slowest models first so that parallel workers end together."""
+
+        def speed(pair: tuple[str, str]) -> float:
+            acquaintance = self.look(pair[1]).acquaintance
+            return acquaintance.prefill_tokens_per_second if acquaintance else 0.0
+
+        return sorted((pair for pair, sizing in self.sizings.items() if sizing), key=speed)
+
+    @property
+    def expected_seconds(self) -> float:
+        """Wall time that all searches are expected to take; computed from the measured speeds, on `n_workers`."""
+        return sum(sizing.seconds for sizing in self.sizings.values() if sizing) / self.options.n_workers
 
     def plan(self, contract: Contract) -> tuple[list[Check], list[NotApplicable]]:
         """Every pair of invariant and model: as a check still to run or already without hope, or as not applicable."""
@@ -139,8 +152,22 @@ class Session:
                     planned = planned.settled(look.verdict, reason=look.reason)
                 elif why := undecided(invariant, look.subject):
                     planned = planned.settled("UNKNOWN", reason=why)
+                elif self.sizings[invariant.id, name] is None:
+                    reason = f"left out: it does not fit into --budget {self.options.budget_minutes:g}"
+                    planned = planned.settled("SKIPPED", reason=reason)
                 checks.append(planned)
         return checks, others
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 over the size, the first and the last MiB of a file, first 16 hex digits; quick on a model of any size."""
+    size = path.stat().st_size
+    total = hashlib.sha256(str(size).encode())
+    with path.open("rb") as stream:
+        total.update(stream.read(1 << 20))
+        stream.seek(max(size - (1 << 20), 0))
+        total.update(stream.read())
+    return total.hexdigest()[:16]
 
 
 def setup_for(options: Options, subject: Subject) -> Setup:
@@ -173,7 +200,9 @@ def prepare(options: Options, contract: Contract) -> Session:
             raise UsageError(
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
-    subjects = [_subject(path.stem, path) for path in options.models] if options.models else _fixtures()
+    subjects = [_subject(name) for name in options.models or models.names()]
+    if len({subject.name for subject in subjects}) < len(subjects):
+        raise UsageError(f"--model: two models share a name ({', '.join(each.name for each in subjects)}); rename one")
     floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
     paths = [subject.path for subject in subjects]
     with ExitStack() as stack, ThreadPoolExecutor(_LOOKERS) as pool:
@@ -188,26 +217,38 @@ def prepare(options: Options, contract: Contract) -> Session:
             finally:
                 children.put(child)
 
-        return Session(options, identity, tuple(pool.map(look, subjects)))
+        looks = tuple(pool.map(look, subjects))
+    return Session(options, identity, looks, _sized(options, contract, looks))
 
 
-def _fixtures() -> list[Subject]:
+def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> dict[tuple[str, str], Sizing | None]:
+    pairs = [
+        (invariant, look.acquaintance, look.subject.name)
+        for invariant in contract
+        for look in looks
+        if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
+    ]
+    seconds = max(options.deadline - time.time(), 0) * options.n_workers
+    sizings = fit([(each, known, each.examples[options.profile]) for each, known, _ in pairs], seconds)
+    return {(invariant.id, model): sizing for (invariant, _, model), sizing in zip(pairs, sizings, strict=True)}
+
+
+def _subject(name: str) -> Subject:
+    """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares."""
+    is_fixture = name in models.names() and not Path(name).exists()
     try:
-        return [_subject(name, models.path(name), is_fixture=True) for name in models.names()]
+        path = models.path(name) if is_fixture else Path(name).expanduser()
     except OSError as error:
-        raise UsageError(
-            f"model cache {models.cache_folder()}: {error.strerror}; set LLAMA_CONFORMANCE_CACHE to a folder that can be written"
-        ) from None
-
-
-def _subject(name: str, path: Path, *, is_fixture: bool = False) -> Subject:
+        place = f"model cache {models.cache_folder()}: {error.strerror}"
+        raise UsageError(f"{place}; set LLAMA_CONFORMANCE_CACHE to a folder that can be written") from None
     try:
         kinds = kinds_of(census_of_gguf(path))
     except GGUFError as error:
         raise UsageError(f"--model: {error}") from None
     except OSError as error:
-        raise UsageError(f"--model {path}: {error.strerror}; give the path of a GGUF") from None
-    return Subject(name=name, path=path.resolve(), kinds=kinds, is_fixture=is_fixture)
+        fixtures = ", ".join(models.names())
+        raise UsageError(f"--model {name}: {error.strerror}; give the path of a GGUF, or one of {fixtures}") from None
+    return Subject(name=name if is_fixture else path.stem, path=path.resolve(), kinds=kinds, is_fixture=is_fixture)
 
 
 def _meet(options: Options, subject: Subject, floors: tuple[Floor, ...], child: Child) -> FirstLook:

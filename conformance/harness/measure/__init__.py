@@ -1,0 +1,1 @@
+"""Figures from raw measurements: deviations, KL divergence, intervals."""

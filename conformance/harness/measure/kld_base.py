@@ -151,8 +151,9 @@ def encode_records(logits: Floats) -> NDArray[np.uint16]:
     least = np.maximum(logits.min(axis=1, keepdims=True), most - _RANGE)
     total = np.exp(logits - most).sum(axis=1, keepdims=True, dtype=np.float64)
     scale = (most - least) / np.float32(65535)
-    with np.errstate(divide="ignore"):
-        inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / scale
+    inverse[np.isinf(inverse)] = 0  # all logits equal, or as good as equal
     records = np.zeros((len(logits), _record_width(logits.shape[1])), dtype="<u2")
     header = np.concatenate([scale, least - most - np.log(total).astype(np.float32)], axis=1)
     records[:, :4] = header.astype("<f4").view("<u2")

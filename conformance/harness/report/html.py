@@ -31,7 +31,7 @@ from conformance.harness.report.wording import (
 )
 
 _FOLDER = Path(__file__).parent
-_LONGEST = 20_000
+_LONGEST, _LONGEST_TOGETHER = 20_000, 500_000
 _MEANINGS: dict[Verdict, str] = {
     "PASS": "what was measured is within what the statement accepts, in every case that was drawn",
     "KNOWN": "it fails, and an entry with a reason excuses it: a fault reported upstream, or a waiver with an end date",
@@ -103,7 +103,7 @@ def write_html(results: Results, path: Path) -> None:
 def render_html(results: Results) -> str:
     """The page: verdict and counts, what failed and how to replay it, every measurement, the circumstances.
 
-    It loads nothing from anywhere. Text from the results is shown as text, and a content security policy lets no script
+    It loads nothing from anywhere. Long texts are cut so that the page stays small; results.json has them whole. Text from the results is shown as text, and a content security policy lets no script
     but the page's own run.
     """
     lines = [_Line(number, check) for number, check in enumerate(results.checks)]
@@ -128,6 +128,7 @@ def render_html(results: Results) -> str:
         facts=list(_facts(results)),
         subjects=_table(results.settings.get("models")),
         scale=Scale.of(results.checks),
+        longest=min(_LONGEST, _LONGEST_TOGETHER // (1 + sum(check.verdict != "PASS" for check in results.checks))),
         style=Markup((_FOLDER / "report.css").read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -226,7 +227,7 @@ def _template() -> Template:
         strip=strip,
         place=place,
         layers=tally_of_layers,
-        clipped=lambda text: clipped(text, _LONGEST),
+        clipped=clipped,
     )
     environment.tests["link"] = is_link
     return environment.get_template("report.html.j2")

@@ -34,8 +34,8 @@ def worst(checks: Iterable[Check]) -> str:
 
 
 def is_link(text: str) -> bool:
-    """Whether a text is an address of the web and nothing else."""
-    return re.fullmatch(r"https?://\S+", text) is not None
+    """Whether a text is an address of the web and nothing else, and no longer than any address has to be."""
+    return re.fullmatch(r"https?://\S{1,500}", text) is not None
 
 
 def clipped(text: str, length: int) -> str:

@@ -186,7 +186,7 @@ def _compare_layer(key: _Key, a: _Layer | None, b: _Layer | None) -> LayerCompar
 def _first_difference(part: PartName, a: Rows | None, b: Rows | None, cells: Cells | None) -> Difference | None:
     if a is None or b is None or cells is None or _shape(a) != _shape(b):
         return Difference(part, None, None, None, None, _shape(a), _shape(b))
-    if a.transposed == b.transposed and np.array_equal(a.bytes, b.bytes):
+    if np.array_equal(a.bytes, b.bytes):
         return None
     unequal = a.units != b.units
     if not unequal.any():

@@ -1,0 +1,78 @@
+"""A budget shrinks the search by the measured speed, and what does not fit is left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.harness.bench import Acquaintance
+from conformance.harness.contract.schema import Invariant
+from conformance.harness.exam.budget import fit
+from conformance.harness.exam.examination import contract
+from conformance.harness.exam.progress import Progress
+
+INVARIANTS = list(contract())
+
+
+def acquainted(speed: float) -> Acquaintance:
+    return Acquaintance(frozenset({"attention"}), frozenset(), {}, speed, 0)
+
+
+def pairs(speed: float) -> list[tuple[Invariant, Acquaintance, int]]:
+    return [(invariant, acquainted(speed), invariant.examples["standard"]) for invariant in INVARIANTS]
+
+
+def test_without_a_budget_the_profile_stands() -> None:
+    for (invariant, _, examples), sizing in zip(pairs(15), fit(pairs(15)), strict=True):
+        assert sizing is not None
+        assert (sizing.invariant, sizing.examples, sizing.note) == (invariant, examples, "")
+
+
+@given(st.floats(1, 20000), st.floats(10, 10000))
+def test_what_is_chosen_fits_and_never_exceeds_the_profile(speed: float, seconds: float) -> None:
+    sizings = fit(pairs(speed), seconds)
+    assert sum(sizing.seconds for sizing in sizings if sizing) <= seconds
+    for (invariant, _, examples), sizing in zip(pairs(speed), sizings, strict=True):
+        if sizing:
+            assert 1 <= sizing.examples <= examples
+            for name, space in sizing.invariant.search.items():
+                full = invariant.search[name]
+                assert space == full or (space.range and full.range and space.range[1] < full.range[1])
+            assert bool(sizing.note) == ((sizing.examples, sizing.invariant) != (examples, invariant))
+
+
+def test_more_time_never_means_fewer_examples() -> None:
+    def drawn(seconds: float) -> int:
+        return sum(sizing.examples for sizing in fit(pairs(15), seconds) if sizing)
+
+    counts = [drawn(seconds) for seconds in (60, 120, 600, 3600, 36000)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+def test_a_35b_model_at_15_tokens_a_second_is_searched_in_half_an_hour() -> None:
+    assert all(fit(pairs(15), 1800))
+
+
+def test_what_cannot_fit_is_left_out_from_the_end() -> None:
+    sizings = fit(pairs(1), 120)
+    kept = [sizing is not None for sizing in sizings]
+    assert kept == sorted(kept, reverse=True)
+    assert any(kept)
+    assert not all(kept)
+
+
+def test_progress_counts_cases_and_ignores_a_line_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizings = {(invariant.id, "m"): sizing for invariant, sizing in zip(INVARIANTS, fit(pairs(1000)), strict=True)}
+    progress = Progress(tmp_path / "cases.jsonl", sizings, print)
+    assert progress.line().startswith("... 0 of about ")
+    first = json.dumps({"id": INVARIANTS[0].id, "model": "m", "case": {}})
+    (tmp_path / "cases.jsonl").write_text(f"{first}\n{first}\n{first[:10]}")
+    assert progress.line().startswith("... 2 of about ")
+    assert " s left" in progress.line()
