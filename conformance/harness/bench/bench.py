@@ -15,7 +15,18 @@ import numpy.typing as npt
 
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
-from conformance.harness.engine import Blob, Context, ContextSettings, HighLevel, Library, Logits, Model, StateError, StateFlags, has_high_level
+from conformance.harness.engine import (
+    Blob,
+    Context,
+    ContextSettings,
+    HighLevel,
+    Library,
+    Logits,
+    Model,
+    StateError,
+    StateFlags,
+    has_high_level,
+)
 from conformance.harness.faults import FAULTS
 from conformance.harness.measure.deviation import Deviation, nmse, of_layers, of_logits
 from conformance.harness.state import BlobError, LayerMap, SequenceState, compare, parse

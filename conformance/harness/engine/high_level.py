@@ -51,7 +51,7 @@ class HighLevel:
 
     def generate(self, prompt: npt.NDArray[np.int32], n: int) -> tuple[list[int], npt.NDArray[np.float32]]:
         """The n likeliest next tokens, one after the other, and the logits that the first was chosen from, [1, n_vocab]."""
-        tokens = []
+        tokens: list[int] = []
         for token in self.llama.generate(prompt.tolist(), temp=0.0, top_k=1, repeat_penalty=1.0):
             if not tokens:
                 first = self._rows(1)
