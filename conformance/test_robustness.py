@@ -296,6 +296,27 @@ def test_an_invalid_batch_is_refused_and_changes_nothing(bench: Bench, case: Uns
         return of_logits(context.decode(prompt, start=n, outputs="all"), bench.cold(_SETTINGS, prefix, prompt))
 
 
+class Depth(Case):
+    """As many rollback snapshots as a micro-batch has tokens, or more."""
+
+    text_seed: int
+    prefix_tokens: int
+    n_rs_seq: int
+    ubatch: int
+
+
+@verifies("RB-02/rollback-depth-of-a-micro-batch", case=Depth)
+def test_more_snapshots_than_a_micro_batch_has_tokens_are_refused_or_work(bench: Bench, case: Depth) -> Deviation:
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    settings = _SETTINGS.changed(n_rs_seq=case.n_rs_seq, n_ubatch=case.ubatch)
+    try:
+        with bench.used_context(settings) as context:
+            context.decode(prefix)
+            return of_logits(context.decode(prompt, outputs="all"), bench.cold(settings, prefix, prompt))
+    except ModelError:
+        return Deviation(0.0, "settings that were accepted")
+
+
 # -- RB-03
 
 

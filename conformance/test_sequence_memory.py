@@ -145,6 +145,12 @@ class Abort(Text):
     ubatch: int
 
 
+class Grown(Text):
+    """`more_tokens` follow in one call."""
+
+    more_tokens: int
+
+
 class Full(Text):
     """A cache is filled in batches of `batch_tokens`."""
 
@@ -644,6 +650,17 @@ def test_a_full_cache_says_so_loses_nothing_and_recovers(bench: Bench, case: Ful
     return worst(found)
 
 
+@verifies("SM-10/sliding-cells-of-a-copy", case=Grown)
+def test_a_copy_does_not_keep_the_cells_that_its_window_has_left(bench: Bench, case: Grown) -> Deviation:
+    text, more = bench.texts(case.text_seed, case.prefix_tokens, case.more_tokens)
+    settings = _settings(n_ctx=2048, n_batch=2048, n_ubatch=32, n_seq_max=2, kv_unified=True)
+    with bench.used_context(settings) as context:
+        context.decode(text)
+        context.seq_cp(0, 1)
+        rows = context.decode(more, outputs="all")
+        return of_logits(rows, bench.cold(settings, text, more))
+
+
 # -- SM-11
 
 
@@ -687,6 +704,19 @@ def test_a_state_saved_before_a_shift_is_applied_equals_one_saved_after(bench: B
             elsewhere.restore(context.save())
             rows.append(elsewhere.decode(following, start=kept, outputs="all"))
     return of_logits(*rows)
+
+
+@verifies("RP-01/long-decode-after-a-context-was-restored", case=Grown)
+def test_a_long_decode_after_a_whole_context_was_restored(bench: Bench, case: Grown) -> Deviation:
+    text, more = bench.texts(case.text_seed, case.prefix_tokens, case.more_tokens)
+    settings = _settings(n_ctx=2048, n_batch=2048, n_ubatch=32)
+    with bench.used_context(settings) as context, bench.used_context(settings) as elsewhere:
+        context.decode(text)
+        context.restore(context.save())
+        if elsewhere.load_context(context.save_context()) == 0:
+            raise StateError("the build refused to load the state of a context that it wrote itself")
+        rows = elsewhere.decode(more, start=case.prefix_tokens, outputs="all")
+        return of_logits(rows, bench.cold(settings, text, more))
 
 
 def _close_a_gap(context: Context, text: Tokens, case: Pending) -> None:

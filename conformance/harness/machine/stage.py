@@ -53,6 +53,7 @@ class LocalStage:
         self._settings = ContextSettings()
 
     def open(self, settings: ContextSettings) -> Mapping[str, Any]:
+        """Start afresh; what the memory is and can do."""
         self.close()
         self._settings, self._blobs = settings, []
         context, model = self._context(0), self._bench.model
@@ -68,11 +69,13 @@ class LocalStage:
         }
 
     def call(self, name: str, context: int, *arguments: Any) -> tuple[Any, Positions]:
+        """Make a call in one of the contexts."""
         used = self._context(context)
         result = getattr(self, f"_{name}")(used, *arguments)
         return result, tuple((used.pos_min(s), used.pos_max(s)) for s in range(self._settings.n_seq_max))
 
     def replay(self, settings: ContextSettings, script: Script, tokens: tuple[int, ...], start: int) -> Logits:
+        """The logits of `tokens` after a cold replay of a history, [n, n_vocab]."""
         alone = settings.changed(n_seq_max=1, n_rs_seq=0, swa_full=True)
         with Context(self._bench.model, alone.changed(n_threads=self._bench.setup.n_threads)) as context:
             for op in script:
@@ -174,16 +177,19 @@ class ChildStage:
         self._setup, self._child, self._references, self._timeout = setup, child, references, timeout
 
     def open(self, settings: ContextSettings) -> Mapping[str, Any]:
+        """Start afresh; what the memory is and can do."""
         answer: Mapping[str, Any] = self._child.call(_open, self._setup, settings, timeout=self._timeout)
         return answer
 
     def call(self, name: str, context: int, *arguments: Any) -> tuple[Any, Positions]:
+        """Make a call in one of the contexts."""
         answer: tuple[Any, Positions] = self._child.call(
             _call, self._setup, name, context, arguments, timeout=self._timeout
         )
         return answer
 
     def replay(self, settings: ContextSettings, script: Script, tokens: tuple[int, ...], start: int) -> Logits:
+        """The logits of `tokens` after a cold replay of a history, [n, n_vocab]."""
         logits: Logits = self._references.call(
             _replay, self._setup, settings, script, tokens, start, timeout=self._timeout
         )

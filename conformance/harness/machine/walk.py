@@ -156,10 +156,13 @@ class Walk:
 
     def open(self) -> None:
         """Make the first context."""
-        self.memory = self.stage.open(self.settings)
-        self._forget()
-
-    def _forget(self) -> None:
+        too_deep = self.settings.n_rs_seq >= self.settings.n_ubatch
+        if too_deep and self._avoids("RB-02/rollback-depth-of-a-micro-batch"):
+            self.settings = self.settings.changed(n_ubatch=self.settings.n_rs_seq + 8)
+        try:
+            self.memory = self.stage.open(self.settings)
+        except ChildDeath as death:
+            raise Death(f"open: the build {death.how}", "a context", _fingerprint(death.stderr) or death.how) from None
         self._held = {(c, s): Held() for c in (0, 1) for s in range(self.settings.n_seq_max)}
 
     def step(self, step: Step) -> None:
@@ -184,7 +187,9 @@ class Walk:
         try:
             result, positions = self.stage.call(name, context, *arguments)
         except ChildDeath as death:
-            raise Death(f"{name}: the build {death.how}", "an answer", _fingerprint(death.stderr) or death.how) from None
+            raise Death(
+                f"{name}: the build {death.how}", "an answer", _fingerprint(death.stderr) or death.how
+            ) from None
         except EngineError as error:
             raise WrongResult(name, "no error", str(error)) from None
         self._seen = positions
@@ -200,7 +205,9 @@ class Walk:
                 expected = f"{held[0]} to {held[-1]}"
                 fits = high == held[-1] and (low == held[0] if exact else held[0] <= low <= high)
             if not fits:
-                raise WrongPositions(f"positions of sequence {sequence} after {self.last}", expected, f"{low} to {high}")
+                raise WrongPositions(
+                    f"positions of sequence {sequence} after {self.last}", expected, f"{low} to {high}"
+                )
 
     def _avoids(self, id: str) -> bool:
         return id in self.avoid
@@ -299,7 +306,11 @@ class Walk:
         held = self._held[context, sequence]
         n = self.settings.n_ubatch + 1 + y % 20
         recurrent = self.memory["recurrent"]
-        if n > 80 or held.next + n > self._longest or (recurrent and self._avoids("SM-07/abort-leaves-a-wrong-position")):
+        if (
+            n > 80
+            or held.next + n > self._longest
+            or (recurrent and self._avoids("SM-07/abort-leaves-a-wrong-position"))
+        ):
             return
         tokens, positions = self._tokens(held.next, n, z), tuple(range(held.next, held.next + n))
         line = f"pass  # {n} tokens at {held.next} of sequence {sequence} of c{context}, aborted after {20 + z % 200} questions"
@@ -383,7 +394,9 @@ class Walk:
             return True
         if self._avoids("SM-01/rollback-whole-last-batch") and depth >= last:
             return True
-        return self._avoids("SM-01/rollback-after-single-tokens") and (last == 1 or "rollback" in self._waiting(context, sequence))
+        return self._avoids("SM-01/rollback-after-single-tokens") and (
+            last == 1 or "rollback" in self._waiting(context, sequence)
+        )
 
     def _below_window_is_known(self, held: Held, begin: int) -> bool:
         window = 0 if self.settings.swa_full else self.memory["window"]
@@ -407,13 +420,15 @@ class Walk:
         begin, end = [(n, -1), (n + 5, n + 9), (max(n // 2, 1), max(n // 2, 1))][y % 3]
         if begin <= 0:
             return
-        self._make(f'seen = memory(c{context}, "seq_rm", {sequence}, {begin}, {end})', "rm", context, sequence, begin, end)
+        self._make(
+            f'seen = memory(c{context}, "seq_rm", {sequence}, {begin}, {end})', "rm", context, sequence, begin, end
+        )
         self._check_positions(context)
 
     def _do_keep(self, context: int, sequence: int, *_: int) -> None:
-        if self.memory["attention"] and not self.settings.kv_unified and self.settings.n_seq_max > 1:
-            if self._avoids("SM-04/keeping-one-removes-the-others"):
-                return
+        streams = self.memory["attention"] and not self.settings.kv_unified and self.settings.n_seq_max > 1
+        if streams and self._avoids("SM-04/keeping-one-removes-the-others"):
+            return
         self._make(f'memory(c{context}, "seq_keep", {sequence})', "keep", context, sequence)
         for s in range(self.settings.n_seq_max):
             if s != sequence:
@@ -432,7 +447,12 @@ class Walk:
         held = self._held[context, sequence]
         if destination == sequence or not held.positions:
             return
-        partial = z % 4 == 1 and held.judged and not self.memory["recurrent"] and all(op[0] == "dec" for op in held.script)
+        sliding = self.memory["window"] and not self.settings.swa_full
+        if sliding and self.settings.kv_unified and self._avoids("SM-10/sliding-cells-of-a-copy"):
+            return
+        partial = (
+            z % 4 == 1 and held.judged and not self.memory["recurrent"] and all(op[0] == "dec" for op in held.script)
+        )
         partial = partial and not (self.memory["window"] and not self.settings.swa_full)
         if partial and not self.settings.kv_unified and self._avoids("SM-09/partial-copy-between-streams"):
             partial = False
@@ -471,7 +491,9 @@ class Walk:
         held = self._held[context, sequence]
         if len(held.positions) != 1 or (context, sequence) in self._shared:
             return
-        self._make(f'memory(c{context}, "seq_div", {sequence}, 0, -1, {2 + y % 3})', "div", context, sequence, 0, -1, 2 + y % 3)
+        self._make(
+            f'memory(c{context}, "seq_div", {sequence}, 0, -1, {2 + y % 3})', "div", context, sequence, 0, -1, 2 + y % 3
+        )
         self._check_positions(context)
 
     # -- states
@@ -569,7 +591,9 @@ class Walk:
         saved = self._usable(y, (2,))
         if saved is None or self._avoids("RB-01/on-device-restore-of-a-bad-blob"):
             return
-        line = f"b = b{self._saved.index(saved)}; seen = load(c{context}, b[: len(b) * {z % 1000} // 1000], {sequence}, 2)"
+        line = (
+            f"b = b{self._saved.index(saved)}; seen = load(c{context}, b[: len(b) * {z % 1000} // 1000], {sequence}, 2)"
+        )
         consumed, _given = self._make(line, "load", saved.context, saved.slot, sequence, 2, z % 1000)
         self._take_refusal(saved.context, sequence, consumed)
 
@@ -596,9 +620,12 @@ class Walk:
         sequences = range(self.settings.n_seq_max)
         if any(self._pending_is_known(context, s) for s in sequences):
             return
-        if self.memory["n_rs_seq"] and self._avoids("SM-06/saving-the-context-after-trimming-a-copy"):
-            if any(self._waiting(context, s) for s in sequences) or self._shared:
-                return
+        crowded = self._shared or any(self._waiting(context, s) for s in sequences)
+        if self.memory["n_rs_seq"] and crowded and self._avoids("SM-06/saving-the-context-after-trimming-a-copy"):
+            return
+        sliding = self.memory["window"] and not self.settings.swa_full
+        if sliding and self._avoids("RP-01/long-decode-after-a-context-was-restored"):
+            return
         held = tuple(self._held[context, s] for s in sequences)
         line = f"# the whole of c{context} is saved and loaded into c{1 - context}"
         slot, announced, written = self._make(line, "save_context", context)
@@ -693,6 +720,9 @@ AVOIDABLE = (
     "RP-01/save-while-a-shift-is-pending",
     "RB-01/rejected-restore-leaves-half-a-state",
     "RB-01/on-device-restore-of-a-bad-blob",
+    "RB-02/rollback-depth-of-a-micro-batch",
+    "RP-01/long-decode-after-a-context-was-restored",
+    "SM-10/sliding-cells-of-a-copy",
 )
 
 
@@ -716,7 +746,9 @@ def random_steps(seed: int, n: int) -> list[Step]:
     return [(str(name), *(int(k) for k in random.integers(0, 1 << 10, 3))) for name in names]  # type: ignore[misc]
 
 
-def settings_of(n_seq_max: int, n_rs_seq: int, kv_unified: bool, swa_full: bool, flash_attn: bool, ubatch: int, type_k: str) -> ContextSettings:
+def settings_of(
+    n_seq_max: int, n_rs_seq: int, kv_unified: bool, swa_full: bool, flash_attn: bool, ubatch: int, type_k: str
+) -> ContextSettings:
     """Settings with room for every sequence that a walk may hold."""
     return ContextSettings(
         n_ctx=1024 * n_seq_max,
