@@ -13,6 +13,8 @@ from conformance.harness.bench.bench import Tokens
 from conformance.harness.engine import Context, ContextSettings, StateError, StateFlags, TokenBatch
 from conformance.harness.engine.process import resident_bytes
 from conformance.harness.exam import NotDecidable, verifies
+from conformance.harness.machine.stage import LocalStage
+from conformance.harness.machine.walk import AVOIDABLE, Walk, random_steps, run, settings_of
 from conformance.harness.measure.deviation import Deviation, of_count, of_logits, worst
 
 _NEXT = 3  # tokens decoded after an operation: short memories forget, so the first rows count most
@@ -31,6 +33,12 @@ class Rollback(Text):
 
     n_rs_seq: int
     depth: int
+
+
+class EmptiedRollback(Rollback):
+    """The whole sequence is removed after that, by one of the ways to say so."""
+
+    arguments: str
 
 
 class SingleTokens(Rollback):
@@ -399,6 +407,17 @@ def test_loading_the_state_of_an_unused_sequence_empties_a_sequence(bench: Bench
         return _prompted(bench, context, prompt)
 
 
+@verifies("SM-04/emptied-while-a-rollback-is-pending", case=EmptiedRollback)
+def test_a_sequence_emptied_right_after_a_rollback_is_empty(bench: Bench, case: EmptiedRollback) -> Deviation:
+    text, prompt = bench.texts(case.text_seed, case.prefix_tokens + case.depth, _NEXT)
+    with bench.used_context(_settings(n_rs_seq=case.n_rs_seq)) as context:
+        context.decode(text)
+        if not context.seq_rm(0, case.prefix_tokens):
+            raise NotDecidable("the build refused the rollback")
+        context.seq_rm(0, *_WHOLE[case.arguments])
+        return worst([_is_empty(context), _prompted(bench, context, prompt)])
+
+
 @verifies("SM-04/keeping-one-removes-the-others", case=Neighbours)
 def test_keeping_one_sequence_removes_the_others(bench: Bench, case: Neighbours) -> Deviation:
     text, other, following = bench.texts(case.text_seed, case.prefix_tokens, case.other_tokens, _NEXT)
@@ -685,6 +704,40 @@ def test_a_thousand_rounds_of_saving_and_removing_cost_nothing(bench: Bench, cas
         context.decode(filled, outputs="none")  # raises where cells were lost
     grew = of_count(max(grown - (case.allowed_mib << 20), 0), 0, "growth of memory")
     return worst([sizes, continued, grew])
+
+
+# -- SM-13
+
+
+class RandomWalk(Case):
+    """`steps` random calls; `nmse_exponent` is the power of ten below which a deviation is noise to the walk itself."""
+
+    walk_seed: int
+    steps: int
+    sequences: int
+    n_rs_seq: int
+    kv_unified: bool
+    swa_full: bool
+    flash_attn: bool
+    ubatch: int
+    nmse_exponent: int
+
+
+@verifies("SM-13", case=RandomWalk)
+def test_a_random_walk_over_all_calls_finds_nothing_that_is_not_known(bench: Bench, case: RandomWalk) -> Deviation:
+    settings = settings_of(
+        case.sequences, case.n_rs_seq, case.kv_unified, case.swa_full, case.flash_attn, case.ubatch, "f16"
+    )
+    stage = LocalStage(bench.setup)
+    try:
+        walk = Walk(stage, settings, 10.0**case.nmse_exponent, AVOIDABLE)
+        found = run(walk, random_steps(case.walk_seed, case.steps))
+    finally:
+        stage.close()
+    if found is None:
+        return Deviation(0.0, "findings of a walk")
+    where = f"{found.kind} after {len(walk.lines)} calls, {found.what}; the last: {'; '.join(walk.lines[-3:])}"
+    return Deviation(1.0, "findings of a walk", where, found.expected, found.seen)
 
 
 # -- pending shifts

@@ -9,6 +9,7 @@ nothing was found that is not known, 1 when something was, 2 when a build, model
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,7 @@ def main(
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Do not keep clear of known failures.")] = False,
 ) -> None:
     """Search, then show what was found, each fault once."""
-    console = Console(markup=False, highlight=False, soft_wrap=True)
+    console = Console(markup=False, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     chosen = model or list(_USUAL)
     found: list[Found] = []
     for name in chosen:
@@ -60,7 +61,6 @@ def _table(found: list[Found]) -> Table:
     for each in sorted(found, key=lambda each: (each.known is not None, each.cluster)):
         deviation = "" if each.deviation is None else f"{each.deviation:.1e}"
         name = f"KNOWN {each.cluster}" if each.known else each.cluster
-        replays = {True: "yes", False: "no", None: "calls only"}[each.replays]
         table.add_row(
             name,
             each.model,
@@ -69,14 +69,16 @@ def _table(found: list[Found]) -> Table:
             deviation,
             each.expected[:30],
             each.seen[:40],
-            replays,
+            "yes" if each.replays else "no",
         )
     return table
 
 
 def run() -> None:
     """The command line."""
-    typer.run(main)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(help=__doc__)(main)
+    app()
 
 
 if __name__ == "__main__":

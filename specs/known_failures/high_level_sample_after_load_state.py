@@ -20,11 +20,15 @@ def context(**settings):
     return L.llama_init_from_model(MODEL, p)
 
 def dec(c, tokens, start, seq=0):
-    b, n = L.llama_batch_init(len(tokens), 0, 1), len(tokens)
+    n = len(tokens)
+    b = L.llama_batch_init(n, 0, 8)
     b.n_tokens = n
     for i in range(n):
-        b.token[i], b.pos[i], b.n_seq_id[i], b.logits[i] = int(tokens[i]), start + i, 1, 1
-        b.seq_id[i][0] = seq
+        ids = [seq] if isinstance(seq, int) else seq[i]
+        b.token[i], b.n_seq_id[i], b.logits[i] = int(tokens[i]), len(ids), 1
+        b.pos[i] = start + i if isinstance(start, int) else start[i]
+        for j, id in enumerate(ids):
+            b.seq_id[i][j] = id
     code = L.llama_decode(c, b)
     return code if code else np.ctypeslib.as_array(L.llama_get_logits(c), (n, N_VOCAB)).copy()
 

@@ -143,7 +143,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "empty-range-takes-the-last": Fault(
         "a removal of an empty range takes the last token",
-        ("SM-03/empty-ranges",),
+        ("SM-03/empty-ranges", "SM-13"),
         "qwen3-mini",
         lies.EmptyRangeTakesTheLast,
     ),
@@ -336,6 +336,30 @@ FAULTS: dict[str, Fault] = {
         ),
         "qwen3-mini",
         high_level=lies.ForgetsWhatItLoads,
+    ),
+    "whole-context-forgotten": Fault(
+        "a whole context is restored as an empty one",
+        ("RP-01/long-decode-after-a-context-was-restored",),
+        "qwen3-mini",
+        lies.ContextForgotten,
+    ),
+    "copy-fills-the-cache": Fault(
+        "after a copy there is no room for more than 8 tokens",
+        ("SM-10/sliding-cells-of-a-copy",),
+        "gemma3-mini",
+        lies.CopyFillsTheCache,
+    ),
+    "removal-leaves-the-state": Fault(
+        "a removal of a whole sequence forgets its positions only",
+        ("SM-04/emptied-while-a-rollback-is-pending",),
+        "lfm2-mini",
+        lies.RemovalLeavesTheLast,
+    ),
+    "snapshots-mix-up-logits": Fault(
+        "with rollback snapshots the logits are those of another token",
+        ("RB-02/rollback-depth-of-a-micro-batch",),
+        "lfm2-mini",
+        lies.SnapshotsMixUpLogits,
     ),
 }
 

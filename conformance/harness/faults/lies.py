@@ -406,6 +406,53 @@ class AcceptsAnyBatch(Context):
         return max(super().process(batch), 0) if len(batch) <= self.n_batch else 0
 
 
+class ContextForgotten(Context):
+    """Is empty after a whole context was loaded."""
+
+    def load_context(self, blob: Blob) -> int:
+        consumed = super().load_context(blob)
+        super().clear()
+        return consumed
+
+
+class CopyFillsTheCache(Context):
+    """Finds no room for more than 8 tokens at once after a copy."""
+
+    _copied = False
+
+    def seq_cp(self, source: int, destination: int, begin: int = -1, end: int = -1) -> None:
+        self._copied = True
+        super().seq_cp(source, destination, begin, end)
+
+    def process(self, batch: TokenBatch) -> int:
+        return 1 if self._copied and len(batch) > 8 else super().process(batch)
+
+
+class RemovalLeavesTheLast(Context):
+    """Leaves the sequence where all of it is to be removed after a part."""
+
+    _trimmed = False
+
+    def seq_rm(self, sequence: int, begin: int = -1, end: int = -1) -> bool:
+        if self._trimmed:
+            return True
+        self._trimmed = begin > 0
+        return super().seq_rm(sequence, begin, end)
+
+
+class SnapshotsMixUpLogits(Context):
+    """Makes no snapshots, and gives logits in another order where some were asked for."""
+
+    def __init__(self, model: Model, settings: ContextSettings | None = None) -> None:
+        asked = settings or ContextSettings()
+        self._mixed = asked.n_rs_seq > 0
+        super().__init__(model, asked.changed(n_rs_seq=0))
+
+    def logits(self, n_outputs: int) -> Logits:
+        rows = super().logits(n_outputs)
+        return rows[:, ::-1].copy() if self._mixed else rows
+
+
 class AnswersTheFirstPrompt(HighLevel):
     """Generates from the first prompt it saw."""
 

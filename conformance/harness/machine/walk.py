@@ -7,7 +7,7 @@ involved, a sequence is set aside after an inner removal, until it is emptied.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -132,6 +132,8 @@ class Walk:
         replays: cold replays by history, shared between walks.
         calls: how many calls were made into the build.
         lines: the calls as they were made, for the script of a finding.
+        expected_script: what the wrong logits were compared with: history, tokens and their first position.
+        rows: of the last call's logits, which were wrong.
 
     """
 
@@ -145,6 +147,7 @@ class Walk:
     lines: list[str] = field(default_factory=list)
     last: str = "open"
     expected_script: tuple[Script, tuple[int, ...], int] | None = None
+    rows: list[int] | str = ":"
     _held: dict[tuple[int, int], Held] = field(default_factory=dict)
     _saved: list[_Saved] = field(default_factory=list)
     _pending: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)
@@ -261,7 +264,9 @@ class Walk:
         self._expect_decoded(code, len(rows))
         for (_c, sequence), held in before.items():
             at = [i for i, row in enumerate(rows) if row[1] == sequence]
+            self.rows = at
             self._compare(held, new[context, sequence].script[-1][2], logits[at])
+        self.rows = ":"
         self._settle(new, context, n)
 
     def _do_decode_coupled(self, context: int, _: int, y: int, z: int) -> None:
@@ -313,7 +318,12 @@ class Walk:
         ):
             return
         tokens, positions = self._tokens(held.next, n, z), tuple(range(held.next, held.next + n))
-        line = f"pass  # {n} tokens at {held.next} of sequence {sequence} of c{context}, aborted after {20 + z % 200} questions"
+        asks = (
+            f"ASKED = iter(range({20 + z % 200})); ABORT = L.ggml_abort_callback(lambda _: next(ASKED, None) is None)"
+        )
+        self.lines.append(f"{asks}; L.llama_set_abort_callback(c{context}, ABORT, None)")
+        self.lines.append(f"seen = dec(c{context}, {self._slice(held.next, n, z)}, {held.next}, {sequence})")
+        line = f"L.llama_set_abort_callback(c{context}, L.ggml_abort_callback(), None)"
         code, logits = self._make(line, "decode", context, tokens, positions, sequence, 20 + z % 200)
         new = held.decoded(tokens)
         if code == 2:
@@ -365,6 +375,8 @@ class Walk:
         begin, end = [(-1, -1), (0, -1), (0, 1 << 20), (-1, 1 << 20)][y % 4]
         everything = z % 4 == 0 and not (self.memory["recurrent"] and self._avoids("SM-03/removal-wildcard"))
         which = -1 if everything else sequence
+        if end > 0 and self._rollback_waits(context, range(self.settings.n_seq_max) if everything else (sequence,)):
+            return
         line = f'seen = memory(c{context}, "seq_rm", {which}, {begin}, {end})'
         if not self._make(line, "rm", context, which, begin, end):
             raise WrongResult("removal of all sequences" if everything else "removal of a whole sequence", True, False)
@@ -385,6 +397,11 @@ class Walk:
             self._change(context, sequence, held.without_suffix(begin), "rollback")
             self._last_batch[context, sequence] = 0
         self._check_positions(context)
+
+    def _rollback_waits(self, context: int, sequences: Iterable[int]) -> bool:
+        """Whether one of these has a rollback that no decode has followed, where emptying it by a finite range is known to fail."""
+        known = self.memory["n_rs_seq"] and self._avoids("SM-04/emptied-while-a-rollback-is-pending")
+        return bool(known) and any("rollback" in self._waiting(context, s) for s in sequences)
 
     def _rollback_is_known(self, context: int, sequence: int, depth: int) -> bool:
         if not self.memory["n_rs_seq"]:
@@ -627,11 +644,13 @@ class Walk:
         if sliding and self._avoids("RP-01/long-decode-after-a-context-was-restored"):
             return
         held = tuple(self._held[context, s] for s in sequences)
-        line = f"# the whole of c{context} is saved and loaded into c{1 - context}"
+        line = f"w = (ctypes.c_uint8 * L.llama_state_get_size(c{context}))(); n = L.llama_state_get_data(c{context}, w, len(w))"
         slot, announced, written = self._make(line, "save_context", context)
         if written > announced:
             raise WrongResult("bytes written of a context", announced, written)
-        consumed, given = self._make("pass", "load_context", 1 - context, slot)
+        consumed, given = self._make(
+            f"seen = L.llama_state_set_data(c{1 - context}, w, n)", "load_context", 1 - context, slot
+        )
         if consumed != given:
             raise WrongResult("bytes consumed of a context's state", given, consumed)
         for s in sequences:
@@ -711,6 +730,7 @@ AVOIDABLE = (
     "SM-03/removal-wildcard",
     "SM-04/empty-blob-into-a-dirty-sequence",
     "SM-04/keeping-one-removes-the-others",
+    "SM-04/emptied-while-a-rollback-is-pending",
     "SM-05/save-while-a-copy-is-pending",
     "SM-06/trimming-a-copy-moves-the-original",
     "SM-06/saving-the-context-after-trimming-a-copy",
