@@ -1,6 +1,6 @@
 """Searches for faults that nobody listed, by random walks over the memory and state calls.
 
-    python -m tools.fuzz --minutes 30 [--model NAME_OR_GGUF ...] [--build BUILD] [--from-scratch]
+    python -m tools.fuzz --minutes 30 [--model NAME_OR_GGUF ...] [--arch NAME ...] [--build BUILD]
 
 Known failures are kept clear of, so that the search finds the next fault; with --from-scratch they are met first. What
 is found is kept in the folder of --findings as a script and as data, and counted on in the next run. Exit code 0 when
@@ -24,6 +24,7 @@ from conformance.harness.engine.child import ChildDeath
 from conformance.harness.machine.search import Found, Search
 from conformance.harness.machine.walk import AVOIDABLE
 from fixtures import models
+from fixtures.auto import auto_path
 
 _USUAL = ("qwen35-mini", "qwen3-mini", "lfm2-mini", "mamba2-mini", "gemma3-mini", "rwkv7-mini")
 _LIMIT = 1e-5  # NMSE; noise stays below 3e-7 on every fixture model, faults were above 3e-5
@@ -32,6 +33,7 @@ _LIMIT = 1e-5  # NMSE; noise stays below 3e-7 on every fixture model, faults wer
 def main(
     minutes: Annotated[float, typer.Option(help="How long to search, over all models.", min=0.05)] = 30,
     model: Annotated[list[str] | None, typer.Option(help="A fixture model or the path of a GGUF; repeatable.")] = None,
+    arch: Annotated[list[str] | None, typer.Option(help="A model made of this architecture; repeatable.")] = None,
     build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
     seed: Annotated[int, typer.Option(help="Of the first round.")] = 0,
     findings: Annotated[Path, typer.Option(help="Where findings are kept.")] = Path("findings"),
@@ -39,8 +41,13 @@ def main(
 ) -> None:
     """Search, then show what was found, each fault once."""
     console = Console(markup=False, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-    chosen = model or list(_USUAL)
     found: list[Found] = []
+    try:
+        made = [str(auto_path(name, build)) for name in arch or ()]
+    except (EngineError, ChildDeath, OSError) as error:
+        typer.echo(f"--arch: {error}", err=True)
+        raise typer.Exit(2) from None
+    chosen = [*(model or ()), *made] or list(_USUAL)
     for name in chosen:
         avoid = set() if from_scratch else set(AVOIDABLE)
         search = Search(Setup(build, name), _LIMIT, findings, avoid, console.print)

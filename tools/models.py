@@ -3,6 +3,7 @@
     python -m tools.models list
     python -m tools.models make [NAME ...]
     python -m tools.models card NAME_OR_GGUF [--build BUILD] [--json]
+    python -m tools.models auto --arch NAME [--build BUILD]
 
 Exit code 0, or 2 when a name, file or build cannot be used.
 """
@@ -22,6 +23,7 @@ from conformance.harness.contract.census import GGUFError
 from conformance.harness.engine import BUNDLED, EngineError
 from conformance.harness.engine.child import ChildDeath
 from fixtures import models
+from fixtures.auto import auto_path
 from fixtures.cards import Card, Floors, card_of
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -66,6 +68,16 @@ def make(
     with _refusing():
         for recipe in [models.recipe(name) for name in names or models.names()]:
             typer.echo(models.path(recipe.name))
+
+
+@app.command()
+def auto(
+    arch: Annotated[str, typer.Option(help="An architecture by its name in a GGUF, such as jamba.")],
+    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+) -> None:
+    """Make a tiny model of any architecture from what the build's loader says is missing, and print its path."""
+    with _refusing():
+        typer.echo(auto_path(arch, build))
 
 
 @app.command()
