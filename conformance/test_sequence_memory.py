@@ -36,7 +36,7 @@ class Rollback(Text):
 
 
 class EmptiedRollback(Rollback):
-    """The whole sequence is removed after that, by one of the ways to say so."""
+    """The whole sequence is removed after that, by one of the ways to say so, or because another one is kept."""
 
     arguments: str
 
@@ -410,11 +410,15 @@ def test_loading_the_state_of_an_unused_sequence_empties_a_sequence(bench: Bench
 @verifies("SM-04/emptied-while-a-rollback-is-pending", case=EmptiedRollback)
 def test_a_sequence_emptied_right_after_a_rollback_is_empty(bench: Bench, case: EmptiedRollback) -> Deviation:
     text, prompt = bench.texts(case.text_seed, case.prefix_tokens + case.depth, _NEXT)
-    with bench.used_context(_settings(n_rs_seq=case.n_rs_seq)) as context:
+    settings = _settings(n_rs_seq=case.n_rs_seq, n_seq_max=2, kv_unified=True)
+    with bench.used_context(settings) as context:
         context.decode(text)
         if not context.seq_rm(0, case.prefix_tokens):
             raise NotDecidable("the build refused the rollback")
-        context.seq_rm(0, *_WHOLE[case.arguments])
+        if case.arguments == "keep another":
+            context.seq_keep(1)
+        else:
+            context.seq_rm(0, *_WHOLE[case.arguments])
         return worst([_is_empty(context), _prompted(bench, context, prompt)])
 
 

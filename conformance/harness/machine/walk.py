@@ -155,6 +155,7 @@ class Walk:
     _shared: set[tuple[int, int]] = field(default_factory=set)
     _on_device: dict[tuple[int, int], int] = field(default_factory=dict)
     _contexts: set[int] = field(default_factory=lambda: {0})
+    _has_loaded: bool = False
     memory: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self) -> None:
@@ -186,6 +187,7 @@ class Walk:
         self.lines.append(line)
         self.last = name
         self._contexts.add(context)
+        self._has_loaded |= name in ("load", "through_file", "load_context")
         self.calls += 1 + 2 * self.settings.n_seq_max
         try:
             result, positions = self.stage.call(name, context, *arguments)
@@ -199,7 +201,7 @@ class Walk:
         return result
 
     def _check_positions(self, context: int) -> None:
-        exact = not self.memory["recurrent"] and (not self.memory["window"] or self.settings.swa_full)
+        exact = not self.memory["recurrent"] and not self._slides
         for sequence, (low, high) in enumerate(self._seen):
             held = self._held[context, sequence].positions
             if not held:
@@ -211,6 +213,11 @@ class Walk:
                 raise WrongPositions(
                     f"positions of sequence {sequence} after {self.last}", expected, f"{low} to {high}"
                 )
+
+    @property
+    def _slides(self) -> bool:
+        """Whether cells below a window may be gone: a state leaves them out even where the cache keeps them."""
+        return bool(self.memory["window"]) and (not self.settings.swa_full or self._has_loaded)
 
     def _avoids(self, id: str) -> bool:
         return id in self.avoid
@@ -399,7 +406,7 @@ class Walk:
         self._check_positions(context)
 
     def _rollback_waits(self, context: int, sequences: Iterable[int]) -> bool:
-        """Whether one of these has a rollback that no decode has followed, where emptying it by a finite range is known to fail."""
+        """Whether one of these has a rollback that no decode has followed, where emptying it other than by open ends is known to fail."""
         known = self.memory["n_rs_seq"] and self._avoids("SM-04/emptied-while-a-rollback-is-pending")
         return bool(known) and any("rollback" in self._waiting(context, s) for s in sequences)
 
@@ -416,14 +423,14 @@ class Walk:
         )
 
     def _below_window_is_known(self, held: Held, begin: int) -> bool:
-        window = 0 if self.settings.swa_full else self.memory["window"]
+        window = self.memory["window"] if self._slides else 0
         known = self._avoids("SM-07/sliding-window-removal-below-the-window")
         return bool(window) and known and held.next > window and begin < held.next
 
     def _do_remove_inside(self, context: int, sequence: int, y: int, z: int) -> None:
         held = self._held[context, sequence]
         n = len(held.positions)
-        if n < 4 or (self.memory["window"] and not self.settings.swa_full):
+        if n < 4 or self._slides:
             return
         first = y % (n - 2)
         begin, end = held.positions[first], held.positions[min(first + 1 + z % 10, n - 2)] + 1
@@ -446,6 +453,8 @@ class Walk:
         streams = self.memory["attention"] and not self.settings.kv_unified and self.settings.n_seq_max > 1
         if streams and self._avoids("SM-04/keeping-one-removes-the-others"):
             return
+        if self._rollback_waits(context, [s for s in range(self.settings.n_seq_max) if s != sequence]):
+            return
         self._make(f'memory(c{context}, "seq_keep", {sequence})', "keep", context, sequence)
         for s in range(self.settings.n_seq_max):
             if s != sequence:
@@ -464,13 +473,12 @@ class Walk:
         held = self._held[context, sequence]
         if destination == sequence or not held.positions:
             return
-        sliding = self.memory["window"] and not self.settings.swa_full
-        if sliding and self.settings.kv_unified and self._avoids("SM-10/sliding-cells-of-a-copy"):
+        if self._slides and self.settings.kv_unified and self._avoids("SM-10/sliding-cells-of-a-copy"):
             return
         partial = (
             z % 4 == 1 and held.judged and not self.memory["recurrent"] and all(op[0] == "dec" for op in held.script)
         )
-        partial = partial and not (self.memory["window"] and not self.settings.swa_full)
+        partial = partial and not self._slides
         if partial and not self.settings.kv_unified and self._avoids("SM-09/partial-copy-between-streams"):
             partial = False
         if "rollback" in self._waiting(context, sequence) and self.memory["recurrent"] and self.avoid:
@@ -491,7 +499,7 @@ class Walk:
         held = self._held[context, sequence]
         if len(held.positions) < 2 or held.next > 100 or (context, sequence) in self._shared:
             return
-        if not self.memory["can_shift"] or (self.memory["window"] and not self.settings.swa_full):
+        if not self.memory["can_shift"] or self._slides:
             return
         begin, delta = held.positions[1 + y % (len(held.positions) - 1)], 1 + z % 10
         line = f'memory(c{context}, "seq_add", {sequence}, {begin}, -1, {delta})'
@@ -640,8 +648,7 @@ class Walk:
         crowded = self._shared or any(self._waiting(context, s) for s in sequences)
         if self.memory["n_rs_seq"] and crowded and self._avoids("SM-06/saving-the-context-after-trimming-a-copy"):
             return
-        sliding = self.memory["window"] and not self.settings.swa_full
-        if sliding and self._avoids("RP-01/long-decode-after-a-context-was-restored"):
+        if self._slides and self._avoids("RP-01/long-decode-after-a-context-was-restored"):
             return
         held = tuple(self._held[context, s] for s in sequences)
         line = f"w = (ctypes.c_uint8 * L.llama_state_get_size(c{context}))(); n = L.llama_state_get_data(c{context}, w, len(w))"
