@@ -146,6 +146,12 @@ class Pieces(Text):
     ubatch: int
 
 
+class Gap(Text):
+    """The last token moves on by `gap` positions, and is removed."""
+
+    gap: int
+
+
 class Abort(Text):
     """A decode of `aborted_tokens` is aborted in its second micro-batch."""
 
@@ -591,6 +597,22 @@ def test_a_removal_below_the_sliding_window(bench: Bench, case: Suffix) -> Devia
         if context.seq_rm(0, len(prefix)):
             return _continued(bench, context, [prefix], following)
         return _continued(bench, context, [prefix, removed], following)
+
+
+@verifies("SM-07/rollback-into-a-gap", case=Gap)
+def test_a_rollback_to_where_positions_have_a_gap(bench: Bench, case: Gap) -> Deviation:
+    (text,) = bench.texts(case.text_seed, case.prefix_tokens)
+    last = case.prefix_tokens - 1
+    with bench.used_context(_settings(n_rs_seq=8)) as context:
+        context.decode(text)
+        if not context.can_shift:
+            raise NotDecidable("positions of this memory cannot be shifted")
+        context.seq_add(0, last, -1, case.gap)
+        agreed = context.seq_rm(0, last + case.gap)
+        expected = last - 1 if agreed else last + case.gap
+        low, high = context.pos_min(), context.pos_max()
+        crossed = of_count(max(low - high, 0), 0, f"positions from {low} to {high}", "")
+        return worst([of_count(high, expected, "largest position", ""), crossed])
 
 
 # -- SM-08

@@ -351,7 +351,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "removal-leaves-the-state": Fault(
         "a removal of a whole sequence forgets its positions only",
-        ("SM-04/emptied-while-a-rollback-is-pending",),
+        ("SM-04/emptied-while-a-rollback-is-pending", "SM-07/rollback-into-a-gap"),
         "lfm2-mini",
         lies.RemovalLeavesTheLast,
     ),

@@ -418,6 +418,10 @@ class Walk:
             return True
         if self._avoids("SM-01/rollback-whole-last-batch") and depth >= last:
             return True
+        held = self._held[context, sequence]
+        has_gap = len(held.positions) < held.next - held.positions[0]
+        if self._avoids("SM-07/rollback-into-a-gap") and has_gap:
+            return True
         return self._avoids("SM-01/rollback-after-single-tokens") and (
             last == 1 or "rollback" in self._waiting(context, sequence)
         )
@@ -743,6 +747,7 @@ AVOIDABLE = (
     "SM-06/saving-the-context-after-trimming-a-copy",
     "SM-07/abort-leaves-a-wrong-position",
     "SM-07/sliding-window-removal-below-the-window",
+    "SM-07/rollback-into-a-gap",
     "SM-09/partial-copy-between-streams",
     "RP-01/save-while-a-shift-is-pending",
     "RB-01/rejected-restore-leaves-half-a-state",
@@ -750,6 +755,16 @@ AVOIDABLE = (
     "RB-02/rollback-depth-of-a-micro-batch",
     "RP-01/long-decode-after-a-context-was-restored",
     "SM-10/sliding-cells-of-a-copy",
+)
+
+#: Those among them that end the process.
+DEADLY = frozenset(
+    (
+        "SM-06/saving-the-context-after-trimming-a-copy",
+        "SM-09/partial-copy-between-streams",
+        "RB-01/on-device-restore-of-a-bad-blob",
+        "RB-02/rollback-depth-of-a-micro-batch",
+    )
 )
 
 
