@@ -112,6 +112,12 @@ class Copy(Text):
     used_destination: bool
 
 
+class Refilled(Text):
+    """The source of a copy is replaced at once."""
+
+    kv_unified: bool
+
+
 class PartialCopy(Text):
     """A copy of the first `copied_tokens` tokens."""
 
@@ -469,6 +475,32 @@ def test_a_copy_is_saved_before_anything_is_decoded(bench: Bench, case: Copy) ->
         context.seq_cp(0, 1)
         elsewhere.restore(context.save(1))
         return _continued(bench, elsewhere, [text], following)
+
+
+@verifies("SM-05/source-changed-while-a-copy-is-pending", case=Refilled)
+def test_a_copy_is_of_what_the_source_held_when_it_was_copied(bench: Bench, case: Refilled) -> Deviation:
+    text, other, following = bench.texts(case.text_seed, case.prefix_tokens, case.prefix_tokens, _NEXT)
+    settings = _settings(n_seq_max=2, n_ctx=1024, kv_unified=case.kv_unified)
+    with bench.used_context(settings) as context, bench.used_context(settings) as elsewhere:
+        elsewhere.decode(other)
+        context.decode(text)
+        context.seq_cp(0, 1)
+        context.restore(elsewhere.save())
+        copied = _continued(bench, context, [text], following, sequence=1)
+        return worst([copied, _continued(bench, context, [other], following)])
+
+
+@verifies("SM-05/copy-of-a-rolled-back-sequence", case=Rollback)
+def test_a_copy_right_after_a_rollback_is_rolled_back_too(bench: Bench, case: Rollback) -> Deviation:
+    text, following = bench.texts(case.text_seed, case.prefix_tokens + case.depth, _NEXT)
+    with bench.used_context(_settings(n_rs_seq=case.n_rs_seq, n_seq_max=2, kv_unified=True)) as context:
+        context.decode(text)
+        if not context.seq_rm(0, case.prefix_tokens):
+            raise NotDecidable("the build refused the rollback")
+        context.seq_cp(0, 1)
+        history = [text[: case.prefix_tokens]]
+        copied = _continued(bench, context, history, following, sequence=1)
+        return worst([copied, _continued(bench, context, history, following)])
 
 
 # -- SM-06

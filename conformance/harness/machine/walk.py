@@ -352,7 +352,11 @@ class Walk:
         for key, held in new.items():
             self._held[key] = held
             self._last_batch[key] = batch
-        self._pending = {key: what for key, what in self._pending.items() if key[0] != context}
+        self._pending = {  # a decode makes all copies and shifts of its context, and the rollbacks of its own sequences
+            key: what if key[0] != context else what & {"rollback"}
+            for key, what in self._pending.items()
+            if key not in new
+        }
         self._check_positions(context)
 
     def _compare(self, held: Held, tokens: tuple[int, ...], logits: Logits) -> None:
@@ -485,8 +489,9 @@ class Walk:
         partial = partial and not self._slides
         if partial and not self.settings.kv_unified and self._avoids("SM-09/partial-copy-between-streams"):
             partial = False
-        if "rollback" in self._waiting(context, sequence) and self.memory["recurrent"] and self.avoid:
-            return  # one decode after a rollback: its sequence must not share its cell
+        waits = self.memory["n_rs_seq"] and "rollback" in self._waiting(context, sequence)
+        if waits and self._avoids("SM-05/copy-of-a-rolled-back-sequence"):
+            return
         end = 1 + z // 4 % len(held.positions) if partial else -1
         if self._held[context, destination].positions:
             self._do_remove(context, destination, 0, 1)
@@ -497,6 +502,9 @@ class Walk:
         self._pending[context, destination] = self._waiting(context, sequence) | {"copy"}
         self._shared |= {(context, sequence), (context, destination)}
         self._check_positions(context)
+        streams = self.memory["attention"] and not self.settings.kv_unified
+        if streams and self._avoids("SM-05/source-changed-while-a-copy-is-pending"):
+            self._do_decode(context, destination, 0, z)  # which makes the copy
 
     def _do_shift(self, context: int, sequence: int, y: int, z: int) -> None:
         """Everything from somewhere on moves up, and leaves a gap."""
@@ -743,6 +751,8 @@ AVOIDABLE = (
     "SM-04/keeping-one-removes-the-others",
     "SM-04/emptied-while-a-rollback-is-pending",
     "SM-05/save-while-a-copy-is-pending",
+    "SM-05/copy-of-a-rolled-back-sequence",
+    "SM-05/source-changed-while-a-copy-is-pending",
     "SM-06/trimming-a-copy-moves-the-original",
     "SM-06/saving-the-context-after-trimming-a-copy",
     "SM-07/abort-leaves-a-wrong-position",
