@@ -522,11 +522,11 @@ class Walk:
         self._check_positions(context)
 
     def _do_divide(self, context: int, sequence: int, y: int, _: int) -> None:
-        """Positions of the last token are divided, so that a gap closes or nothing changes; only counted, not judged."""
+        """Position 0 is divided, which changes nothing."""
         if not self.memory["can_shift"] or self.memory["recurrent"]:
             return
         held = self._held[context, sequence]
-        if len(held.positions) != 1 or (context, sequence) in self._shared:
+        if held.positions != (0,) or (context, sequence) in self._shared:
             return
         self._make(
             f'memory(c{context}, "seq_div", {sequence}, 0, -1, {2 + y % 3})', "div", context, sequence, 0, -1, 2 + y % 3
