@@ -30,9 +30,15 @@ _SPEED_TOKENS = 32
 _FLOOR_SECONDS = 0.4  # of prefill for each run of a floor, within the bounds below
 _FLOOR_TOKENS = (48, 600)
 _FLOOR_ROWS = 16
+_NEIGHBOUR_TOKENS = 5
 _VARIANTS: dict[Floor, tuple[dict[str, int], ...]] = {
     "repeat": ({},),
-    "ubatch": ({"n_ubatch": 8}, {"n_ubatch": 64}, {"end_calls": _FLOOR_ROWS}),
+    "ubatch": (
+        {"n_ubatch": 8},
+        {"n_ubatch": 64},
+        {"end_calls": _FLOOR_ROWS},
+        {"n_seq_max": 2, "kv_unified": True},
+    ),
     "threads": ({"n_threads": 2},),
 }
 
@@ -83,8 +89,9 @@ class Acquaintance:
     Attributes:
         kinds: memory kinds, as the build says.
         capabilities: what was seen to work.
-        floors: by kind of floor (repeat: same shapes; ubatch: 8 and 64 against 512, and the last tokens one by one;
-            threads: 2 against 1) and flash attention; cells are compared by position.
+        floors: by kind of floor and flash attention; cells are compared by position. repeat: the same again; ubatch: the
+            same sums in other pieces, at ubatch 8 and 64 against 512, with the last tokens one by one, and with a few
+            cells of another sequence in front; threads: 2 against 1.
         prefill_tokens_per_second: of a short text, flash attention off.
         n_bytes: size of the weights.
 
@@ -141,16 +148,21 @@ class Bench:
         caches = (base, sliding) if sliding else (base,) if base else ()
         return LayerMap(caches, tuple(layer.index for layer in census.recurrent))
 
-    def state(self, blob: Blob) -> SequenceState:
-        """A full sequence blob, parsed; what the metadata declares decides between two readings, and never more."""
+    def state(self, blob: Blob, *, partial: bool = False) -> SequenceState:
+        """A sequence blob, parsed; what the metadata declares decides between two readings, and never more.
+
+        A partial blob of a model with a sliding window or a recurrent state holds these layers alone.
+        """
         try:
             return parse(blob)
         except BlobError:
-            census = self.census
+            attention, recurrent = self.census.attention, self.census.recurrent
             return parse(
                 blob,
-                attention_layers=None if census.attention is None else len(census.attention),
-                recurrent_layers=None if census.recurrent is None else len(census.recurrent),
+                attention_layers=None
+                if attention is None
+                else sum(layer.sliding or not partial for layer in attention),
+                recurrent_layers=None if recurrent is None else len(recurrent),
             )
 
     def reorders(self, n_tokens: int) -> bool:
@@ -207,6 +219,8 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
     def run(flash: Flash, *, end_calls: int = 1, **variant: int) -> tuple[Logits, SequenceState]:
         settings = ContextSettings(n_threads=setup.n_threads, flash_attn=flash).changed(**variant)
         with bench._context(bench.model, settings) as context:
+            if settings.n_seq_max > 1:
+                context.decode(end[:_NEIGHBOUR_TOKENS], sequence=1, outputs="none")
             context.decode(text, outputs="none")
             logits = [context.decode(part, outputs="all") for part in np.split(end, end_calls)]
             return np.concatenate(logits), bench.state(context.save())

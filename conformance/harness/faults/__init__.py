@@ -43,8 +43,14 @@ FAULTS: dict[str, Fault] = {
         "mamba2-mini",
         lies.RecurrentStateGrows,
     ),
+    "hybrid-state-grows": Fault(
+        "the recurrent half of the state holds one more cell for every 128 tokens",
+        ("AR-02", "AR-04"),
+        "qwen35-mini",
+        lies.RecurrentStateGrows,
+    ),
     "cache-type-ignored": Fault(
-        "every cache is f16, whatever was asked for", ("AR-03",), "qwen3-mini", lies.CacheTypeIgnored
+        "every cache is f16, whatever was asked for", ("AR-03", "AR-04"), "qwen3-mini", lies.CacheTypeIgnored
     ),
     "recurrent-layer-stale": Fault(
         "a restore leaves one recurrent layer's s as it was in an empty context",
@@ -75,6 +81,44 @@ FAULTS: dict[str, Fault] = {
     ),
     "removal-forgotten": Fault(
         "removing a suffix says yes and does nothing", ("RP-04",), "holo3-mini", lies.RemovalForgotten
+    ),
+    "restores-wear-out": Fault(
+        "every restore after a context's first weakens one recurrent layer's s",
+        ("RP-05",),
+        "qwen35-mini",
+        lies.RestoresWearOut,
+    ),
+    "file-tokens-cut": Fault(
+        "a file gives back all of its tokens but the last", ("RP-06",), "qwen3-mini", lies.FileTokensCut
+    ),
+    "context-file-short": Fault(
+        "a file of the whole context brings back its first sequence only",
+        ("RP-06",),
+        "rwkv7-mini",
+        lies.ContextFileShort,
+    ),
+    "context-size-sticks": Fault(
+        "a restore puts each value of one layer into the next cell where n_ctx is another",
+        ("RP-07",),
+        "qwen3-mini",
+        lies.ContextSizeSticks,
+    ),
+    "restore-spills-over": Fault(
+        "a restore clears part of the next sequence", ("RP-08",), "qwen35-mini", lies.RestoreSpillsOver
+    ),
+    "removal-spills-over": Fault(
+        "a removal takes the newest token of the next sequence along", ("RP-08",), "qwen3-mini", lies.RemovalSpillsOver
+    ),
+    "image-positions-swapped": Fault(
+        "a restore takes x for y and y for x", ("RP-10",), "qwen35-mini", lies.ImagePositionsSwapped
+    ),
+    "partial-is-full": Fault("a partial state is the full one", ("RP-13",), "holo3-mini", lies.PartialIsFull),
+    "window-partial-is-full": Fault("a partial state is the full one", ("RP-13",), "gemma3-mini", lies.PartialIsFull),
+    "empty-state-ignored": Fault(
+        "the state of an empty sequence is accepted and changes nothing",
+        ("RP-06/empty-over-used",),
+        "mamba2-mini",
+        lies.EmptyStateIgnored,
     ),
     "announced-too-large": Fault(
         "the announced size of a state is 8 bytes more than what is written",
