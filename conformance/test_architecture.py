@@ -172,9 +172,7 @@ def _recurrent_layers(bench: Bench) -> memory.RecurrentLayers | None:
     if not bench.census.recurrent or not key("inner_size"):
         return None
     n_layer = len(bench.census.recurrent)
-    return memory.RecurrentLayers(
-        n_layer, key("conv_kernel"), key("inner_size"), key("group_count"), key("state_size")
-    )
+    return memory.RecurrentLayers(n_layer, key("conv_kernel"), key("inner_size"), key("group_count"), key("state_size"))
 
 
 @cache

@@ -22,6 +22,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     ]
     if rows:
         terminalreporter.section("planted faults")
-        terminalreporter.write_line(f"{'fault':26} {'check':6} {'model':12} {'verdict':8} {'deviation':>10} {'floor':>9}  where")
+        terminalreporter.write_line(
+            f"{'fault':26} {'check':6} {'model':12} {'verdict':8} {'deviation':>10} {'floor':>9}  where"
+        )
         for row in sorted(rows):
             terminalreporter.write_line(row)

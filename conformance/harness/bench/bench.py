@@ -17,6 +17,7 @@ from conformance.harness.contract.schema import Kind
 from conformance.harness.engine import Blob, Context, ContextSettings, Library, Logits, Model, StateFlags
 from conformance.harness.faults import FAULTS
 from conformance.harness.measure.deviation import Deviation, nmse, of_layers, of_logits
+from conformance.harness.precision.emulation import layer_map
 from conformance.harness.state import BlobError, LayerMap, SequenceState, compare, parse
 from fixtures import models
 
@@ -136,10 +137,7 @@ class Bench:
         census = self.census
         if census.attention is None or census.recurrent is None:
             return None
-        base = tuple(layer.index for layer in census.attention if not layer.sliding)
-        sliding = tuple(layer.index for layer in census.attention if layer.sliding)
-        caches = (base, sliding) if sliding else (base,) if base else ()
-        return LayerMap(caches, tuple(layer.index for layer in census.recurrent))
+        return layer_map(census)
 
     def state(self, blob: Blob) -> SequenceState:
         """A full sequence blob, parsed; what the metadata declares decides between two readings, and never more."""
