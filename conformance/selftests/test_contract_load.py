@@ -70,9 +70,52 @@ def test_the_specs_of_this_project_load_and_look_longer_in_longer_profiles() -> 
         assert counts == sorted(counts), invariant.id
 
 
+FAMILIES = """\
+    families:
+      - id: whole-batch
+        title: The whole batch
+        needs: {kinds: [recurrent]}
+        search:
+          depth: {range: [1, 4]}
+      - id: single-tokens
+        title: Tokens one by one
+        models: [qwen3-mini]
+        examples: {smoke: 1}
+"""
+
+
+def test_a_family_is_a_check_of_its_own_and_takes_from_its_invariant_what_it_does_not_say(tmp_path: Path) -> None:
+    contract = load_specs(write_specs(tmp_path, TOPIC + FAMILIES))
+    assert list(contract.invariants) == ["RP-01", "RP-01/whole-batch", "RP-01/single-tokens"]
+    whole, single = contract["RP-01/whole-batch"], contract["RP-01/single-tokens"]
+    assert set(whole.search) == {"depth"}
+    assert (whole.needs.kinds, whole.models, whole.examples) == (("recurrent",), ("holo3-mini",), {"smoke": 3})
+    assert (single.needs.kinds, single.models, single.examples) == (("hybrid",), ("qwen3-mini",), {"smoke": 1})
+    assert whole.accept == single.accept == contract["RP-01"].accept
+
+
+def test_an_invariant_that_searches_nothing_itself_leaves_the_verdicts_to_its_families(tmp_path: Path) -> None:
+    bare = TOPIC.replace("    search:\n      tokens: {range: [1, 600]}\n      ubatch: {choices: [8, 512]}\n", "")
+    assert list(load_specs(write_specs(tmp_path, bare + FAMILIES)).invariants) == [
+        "RP-01/whole-batch",
+        "RP-01/single-tokens",
+    ]
+
+
+def test_families_are_checked_as_invariants_are(tmp_path: Path) -> None:
+    wrong = FAMILIES.replace("qwen3-mini", "qwen3-mimi").replace("examples: {smoke: 1}", "examples: {quick: 1}")
+    assert problems_of(write_specs(tmp_path, TOPIC + wrong)) == [
+        "things.yaml:32: invariants[0].families[1].models[0]: no fixture model 'qwen3-mimi'; did you mean 'qwen3-mini'?",
+        "things.yaml:33: invariants[0].families[1].examples.quick: no profile 'quick'; known: smoke",
+        "things.yaml:33: invariants[0].families[1].examples: no count for the profile smoke; add it",
+    ]
+    (line,) = problems_of(write_specs(tmp_path, TOPIC + FAMILIES.replace("single-tokens", "whole-batch")))
+    assert "'whole-batch' stands there twice" in line
+
+
 def test_values_keep_their_types_and_origins_their_lines(tmp_path: Path) -> None:
     contract = load_specs(write_specs(tmp_path, TOPIC.replace("[8, 512]", "[8, on, true, 1:30, 2026-10-01]")))
-    invariant = contract["RP-01/some-family"]
+    invariant = contract["RP-01"]
     assert invariant.search["ubatch"].choices == (8, "on", True, "1:30", "2026-10-01")
     assert contract.origins["RP-01"].where == f"{tmp_path}/things.yaml:4"
     assert contract.origins["RP-01"].source == "Holo3; 1."

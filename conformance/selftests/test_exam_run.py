@@ -27,7 +27,7 @@ def command(report: Path, *options: str) -> list[str]:
 def run(report: Path, *options: str, model: str = "mamba2-mini") -> subprocess.CompletedProcess[str]:
     """A small run: one model."""
     return subprocess.run(
-        command(report, "--model", str(models.path(model)), *options),
+        command(report, "--model", model, *options),
         cwd=report.parent,
         capture_output=True,
         text=True,
@@ -90,7 +90,7 @@ def test_required_checks_that_did_not_run_are_not_green(tmp_path: Path) -> None:
 def test_a_run_that_is_killed_leaves_readable_results(tmp_path: Path) -> None:
     report = tmp_path / "report"
     process = subprocess.Popen(
-        command(report, "--profile", "standard", "--model", str(models.path("holo3-mini"))),
+        command(report, "--profile", "standard", "--model", "holo3-mini"),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conformance.harness.report.forms import FORMS, write_report
@@ -167,7 +167,9 @@ def tags(source: str) -> list[tuple[str, list[str]]]:
 
 @given(text=st.text(min_size=1) | st.text(st.sampled_from("<>&\"'`/=!-\\\x00\x1b\u2028]{}%#"), min_size=1))
 def test_no_text_changes_the_elements_of_the_page(text: str) -> None:
-    assert tags(render_html(everything(text))) == tags(render_html(everything("x")))
+    page = render_html(everything(text))
+    assert tags(page) == tags(render_html(everything("x")))
+    assert not {"\x00", "\x1b"} & set(page)
 
 
 def test_hostile_text_is_shown_as_it_is() -> None:
@@ -357,29 +359,33 @@ def test_no_results_make_a_summary_too_large_for_github(filling: str) -> None:
     assert 100_000 < size < 1024 * 1024
 
 
-@given(text=st.text(min_size=1) | st.text(st.sampled_from("`|<>&\\*_[]()\n~# \x00"), min_size=1))
-def test_no_text_changes_the_lines_of_the_summary(text: str) -> None:
-    summary = render_summary(everything(text))
-    outside, blocks, fence = [], [], ""
+def parted(summary: str) -> tuple[list[str], list[str]]:
+    """The lines outside of fenced blocks that are not empty, and those inside."""
+    outside, inside, fence = [], [], ""
     for line in summary.split("\n"):
         opening = re.fullmatch(r"(`{3,})text", line)
         if fence:
             if line == fence:
                 fence = ""
             else:
-                blocks.append(line)
+                inside.append(line)
         elif opening:
             fence = opening[1]
-        else:
+        elif line:
             outside.append(line)
     assert fence == "", "every fence is closed"
-    assert len([line for line in outside if line]) == len(
-        [line for line in render_summary(everything("x")).split("\n") if line and not line.startswith("`")]
-    ) - len([line for line in render_summary(everything("x")).split("```")[1].split("\n") if line != "text" and line])
-    rows = [line for line in outside if line.startswith("|")]
-    assert all(len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 5 for row in rows)
+    return outside, inside
+
+
+@given(text=st.text(min_size=1) | st.text(st.sampled_from("`|<>&\\*_[]()\n~# \x00"), min_size=1))
+@example("\n```\n")
+@example("\n````\n```")
+def test_no_text_changes_the_lines_of_the_summary(text: str) -> None:
+    outside, inside = parted(render_summary(everything(text)))
+    assert len(outside) == len(parted(render_summary(everything("x")))[0])
+    assert f"replay: {printable(text)}" in "\n".join(inside)
+    assert all(len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 5 for row in outside if row.startswith("|"))
     assert not re.search(r"<|(?<!\\)(?:\\\\)*[*_][^ *]", "\n".join(outside).replace("**", ""))
-    assert f"replay: {printable(text)}" in "\n".join(blocks)
 
 
 def test_a_form_that_cannot_be_written_is_named_and_the_others_are_written(tmp_path: Path) -> None:

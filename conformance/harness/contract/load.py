@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from conformance.harness.contract.schema import Document, Documents, Entry, Invariant, Profile, Profiles, Topic
+from conformance.harness.contract.schema import Document, Documents, Entry, Family, Invariant, Profile, Profiles, Topic
 
 Shape = TypeVar("Shape", bound=Entry)
 Loc = tuple[int | str, ...]
@@ -43,7 +43,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Contract:
-    """Everything in ``specs/``: invariants by id, in the order of the files, and the profiles of a run."""
+    """Everything in ``specs/``: what a run judges by id, in the order of the files, and the profiles of a run.
+
+    A case family is an entry of its own, under an id such as ``SM-01/some-case-family``.
+    """
 
     invariants: Mapping[str, Invariant]
     origins: Mapping[str, Origin]
@@ -51,9 +54,9 @@ class Contract:
     default_profile: str
 
     def __getitem__(self, id: str) -> Invariant:
-        """The invariant of an id or of a case family of it (``SM-01/some-case-family``)."""
+        """The invariant, or the case family of one, that has this id."""
         try:
-            return self.invariants[id.partition("/")[0]]
+            return self.invariants[id]
         except KeyError:
             raise SpecError([f"no invariant {id!r}; {_advice(id, self.invariants)}"]) from None
 
@@ -114,18 +117,21 @@ def load_specs(folder: Path, models: Collection[str] = ()) -> Contract:
         raise SpecError(problems)
     invariants: dict[str, Invariant] = {}
     origins: dict[str, Origin] = {}
+    places: dict[str, str] = {}
     for topic in topics:
         problems += _loose_ends(topic, documents.content.documents, profiles.content.profiles, models)
         for index, invariant in enumerate(topic.content.invariants):
             loc = ("invariants", index, "id")
-            if invariant.id in invariants:
-                first = origins[invariant.id].where
+            if invariant.id in places:
+                first = places[invariant.id]
                 problems.append(topic.problem(loc, f"{invariant.id} is taken by {first}", "give it another id"))
                 continue
+            places[invariant.id] = topic.where(*loc)
             document = documents.content.documents.get(invariant.source.document or topic.content.document)
             source = f"{document.title if document else ''}; {invariant.source.section}"
-            invariants[invariant.id] = invariant
-            origins[invariant.id] = Origin(topic.where(*loc), topic.content.topic, source)
+            for check in invariant.checks():
+                invariants[check.id] = check
+                origins[check.id] = Origin(places[invariant.id], topic.content.topic, source)
     if problems:
         raise SpecError(problems)
     return Contract(invariants, origins, profiles.content.profiles, profiles.content.default)
@@ -145,15 +151,26 @@ def _loose_ends(
         document = invariant.source.document
         if document is not None and document not in documents:
             yield topic.unknown((*at, "source", "document"), "document", document, documents)
-        for number, model in enumerate(invariant.models):
-            if models and model not in models and model != "all":
-                yield topic.unknown((*at, "models", number), "fixture model", model, models)
-        for profile in invariant.examples:
-            if profile not in profiles:
-                yield topic.unknown((*at, "examples", profile), "profile", profile, profiles)
-        for profile in profiles:
-            if profile not in invariant.examples:
-                yield topic.problem((*at, "examples"), f"no count for the profile {profile}", "add it")
+        yield from _loose_names(topic, at, invariant, profiles, models)
+        for number, family in enumerate(invariant.families):
+            yield from _loose_names(topic, (*at, "families", number), family, profiles, models)
+
+
+def _loose_names(
+    topic: SpecFile[Topic], at: Loc, entry: Invariant | Family, profiles: Mapping[str, Profile], models: Collection[str]
+) -> Iterator[str]:
+    """Models and profiles that nothing carries, and profiles without a count, in an invariant or a family."""
+    for number, model in enumerate(entry.models or ()):
+        if models and model not in models and model != "all":
+            yield topic.unknown((*at, "models", number), "fixture model", model, models)
+    if entry.examples is None:
+        return
+    for profile in entry.examples:
+        if profile not in profiles:
+            yield topic.unknown((*at, "examples", profile), "profile", profile, profiles)
+    for profile in profiles:
+        if profile not in entry.examples:
+            yield topic.problem((*at, "examples"), f"no count for the profile {profile}", "add it")
 
 
 def load_file(path: Path, shape: type[Shape]) -> SpecFile[Shape]:

@@ -42,7 +42,8 @@ CAPABILITIES: dict[Capability, str] = {
 """What a build may be able to do with a model, in words that follow "needs"."""
 
 INVARIANT_ID = r"[A-Z]{2}-\d{2}"
-CHECK_ID = INVARIANT_ID + r"(/[a-z0-9]+(-[a-z0-9]+)*)?"
+_SLUG = r"[a-z0-9]+(-[a-z0-9]+)*"
+CHECK_ID = f"{INVARIANT_ID}(/{_SLUG})?"
 
 Item = TypeVar("Item")
 
@@ -57,6 +58,11 @@ def _distinct(items: tuple[Item, ...]) -> tuple[Item, ...]:
     if repeated:
         raise _wrong(f"{repeated[0]!r} stands there twice")
     return items
+
+
+def _distinct_ids(families: tuple[Family, ...]) -> tuple[Family, ...]:
+    _distinct(tuple(family.id for family in families))
+    return families
 
 
 def _some(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -258,12 +264,32 @@ class Figure(Entry):
     source: Line
 
 
+Search = dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", description="lower-case words joined by _")], Space]
+
+
+class Family(Entry):
+    """One family of cases of an invariant, with a verdict of its own: ``SM-01/rollback-whole-last-batch``.
+
+    What is left out is the invariant's; only ``search`` is the family's alone.
+    """
+
+    id: Annotated[str, Field(pattern=f"^{_SLUG}$", description="lower-case words joined by -")]
+    title: Line
+    needs: Needs | None = None
+    models: ModelNames | None = None
+    search: Search = {}
+    examples: dict[str, Count] | None = None
+    accept: Accept | None = None
+    timeout_seconds: Seconds | None = None
+
+
 class Invariant(Entry):
     """One statement that must hold, and how it is searched and judged.
 
     ``accept_reordered`` replaces ``accept`` for cases in which both sides hold the same cells in another order. ``examples``
     gives the number of drawn cases for every profile. ``timeout_seconds`` replaces the profile's timeout
-    for one drawn case.
+    for one drawn case. With ``families`` each of these is a check of its own; beside them the invariant itself is one only
+    where it has a ``search``.
     """
 
     id: Annotated[str, Field(pattern=f"^{INVARIANT_ID}$", description="an id such as RP-01")]
@@ -272,15 +298,23 @@ class Invariant(Entry):
     source: Source
     needs: Needs = Needs()
     models: ModelNames
-    search: dict[
-        Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", description="lower-case words joined by _")], Space
-    ] = {}
+    search: Search = {}
     examples: dict[str, Count]
     accept: Accept
     accept_reordered: Accept | None = None
     required: bool
     timeout_seconds: Seconds | None = None
     figures: dict[str, Figure] = {}
+    families: Annotated[tuple[Family, ...], AfterValidator(_distinct_ids)] = ()
+
+    def checks(self) -> tuple[Invariant, ...]:
+        """What a run judges one by one: the invariant, or its families as invariants with ids such as SM-01/a-family."""
+        own = (self.model_copy(update={"families": ()}),) if self.search or not self.families else ()
+        return (*own, *(self._family(family) for family in self.families))
+
+    def _family(self, family: Family) -> Invariant:
+        given = {name: value for name in Family.model_fields if (value := getattr(family, name)) is not None}
+        return self.model_copy(update={**given, "id": f"{self.id}/{family.id}", "families": ()})
 
 
 class Topic(Entry):

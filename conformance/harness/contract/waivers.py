@@ -35,15 +35,15 @@ class Waiver:
 def load_waivers(path: Path, invariants: Collection[str] = ()) -> tuple[Waiver, ...]:
     """The waivers in a YAML file.
 
-    ``invariants`` are the ids that waivers may name; when empty they are not checked. Raises SpecError with every
-    problem found.
+    ``invariants`` are the ids of invariants and case families that waivers may name, and with a family its invariant;
+    when empty they are not checked. Raises SpecError with every problem found.
     """
     file = load_file(path, WaivedFailures)
-    named = [entry.id.partition("/")[0] for entry in file.content.waivers]
+    known = dict.fromkeys(name for id in invariants for name in (id.partition("/")[0], id))
     problems = [
-        file.unknown(("waivers", number, "id"), "invariant", id, invariants)
-        for number, id in enumerate(named)
-        if invariants and id not in invariants
+        file.unknown(("waivers", number, "id"), "invariant", entry.id, known)
+        for number, entry in enumerate(file.content.waivers)
+        if known and entry.id not in known
     ]
     if problems:
         raise SpecError(problems)

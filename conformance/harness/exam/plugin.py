@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from conformance.harness.bench import Case
-from conformance.harness.contract.known import BuildName, Known, load_known_failures, match
+from conformance.harness.contract.known import Known, load_known_failures
 from conformance.harness.contract.load import Contract, SpecError
 from conformance.harness.contract.schema import Kind
 from conformance.harness.contract.ties import untied
@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="GGUF",
-        help="examine this model instead of the fixture models; may be repeated",
+        help="examine this GGUF, or the fixture model of this name, instead of all fixture models; may be repeated",
     )
     group.addoption(
         "--profile", default=None, metavar="NAME", help="how long to look: smoke, standard (default) or deep"
@@ -110,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
         )
         options = _options(config, config.stash[_CONTRACT])
         print(f"build {options.build}: meeting the models ...", flush=True)
-        session = config.stash[_SESSION] = prepare(options, config.stash[_CONTRACT])
+        session = config.stash[_SESSION] = prepare(options, config.stash[_CONTRACT]).expecting(known)
         config.pluginmanager.register(
             _Controller(config, session, config.stash[_CONTRACT], known, waivers), "conformance-controller"
         )
@@ -133,12 +133,9 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
         (report / CASES_NAME).write_text("")
     except OSError as error:
         raise UsageError(f"--report {report}: {error.strerror}; name a folder that can be written") from None
-    paths = tuple(Path(name).expanduser() for name in config.option.model)
-    if len({path.stem for path in paths}) < len(paths):
-        raise UsageError(f"--model: two models are called {', '.join(sorted(path.stem for path in paths))}; rename one")
     return Options(
         build=config.option.build,
-        models=paths,
+        models=tuple(config.option.model),
         profile=profile,
         report=report,
         seed=config.option.seed,
@@ -192,7 +189,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     session = metafunc.config.stash.get(_SESSION, None)
     check = metafunc.function.check
     models = [model for id, model in session.pairs() if id == check.id] if session else []
-    metafunc.parametrize("exam", models, indirect=True, ids=[f"{check.id}-{model}" for model in models])
+    metafunc.parametrize("exam", models, indirect=True, ids=[_bracket(check.id, model) for model in models])
 
 
 def _refuse_loose_ends(specs: Contract) -> None:
@@ -213,17 +210,18 @@ def _refuse_loose_ends(specs: Contract) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the slowest models first; a check that is left for no model is no item."""
     if _SESSION in config.stash:
-        order = {pair: place for place, pair in enumerate(config.stash[_SESSION].pairs())}
-        items[:] = sorted(
-            (item for item in items if _pair(item.nodeid) in order), key=lambda item: order[_pair(item.nodeid)]
-        )
+        order = {_bracket(*pair): place for place, pair in enumerate(config.stash[_SESSION].pairs())}
+        applicable = [item for item in items if _in_brackets(item.nodeid) in order]
+        items[:] = sorted(applicable, key=lambda item: order[_in_brackets(item.nodeid)])
 
 
-def _pair(nodeid: str) -> tuple[str, str]:
-    """Invariant and model of an item, from the id in its brackets."""
-    bracket = nodeid.partition("[")[2].removesuffix("]")
-    topic, number, model = (*bracket.split("-", 2), "", "")[:3]
-    return f"{topic}-{number}", model
+def _bracket(id: str, model: str) -> str:
+    """What an item has in its brackets."""
+    return f"{id}-{model}"
+
+
+def _in_brackets(nodeid: str) -> str:
+    return nodeid.partition("[")[2].removesuffix("]")
 
 
 @pytest.fixture(scope="session")
@@ -262,6 +260,9 @@ class _Exam:
         assert look.acquaintance is not None
         assert sizing is not None
         recording = options.report / CASES_NAME
+        profile = specs.profiles[options.profile]
+        if (check.id, model) in session.expected_failures:
+            profile = profile.model_copy(update={"shrink_seconds": 0.0})
 
         def note_case(case: Case) -> None:
             line = json.dumps({"id": check.id, "model": model, "case": case.model_dump()})
@@ -275,7 +276,7 @@ class _Exam:
             setup=session.setup(model),
             model=model,
             invariant=sizing.invariant,
-            profile=specs.profiles[options.profile],
+            profile=profile,
             examples=sizing.examples,
             seed=options.seed,
             acquaintance=look.acquaintance,
@@ -314,7 +315,7 @@ class _Controller:
         self._today = datetime.now(UTC).date()
         checks, others = session.plan(specs)
         self._total = sum(not check.has_run for check in checks)
-        self._planned = {(check.id, check.model): check for check in checks}
+        self._planned = {_bracket(check.id, check.model): check for check in checks}
         options = session.options
         self._writer = ResultsWriter(
             options.report,
@@ -388,7 +389,7 @@ class _Controller:
         found = [value for name, value in report.user_properties if name == _PROPERTY]
         if report.when == "call" and found:
             self._record(Check.model_validate_json(str(found[0])))
-        elif report.failed and (planned := self._planned.get(_pair(report.nodeid))):
+        elif report.failed and (planned := self._planned.get(_in_brackets(report.nodeid))):
             verdict: Verdict = "UNKNOWN" if report.when in ("setup", "call", "teardown") else "CRASH"  # a dead worker's
             reason = f"the suite's own process failed: {report.longreprtext.strip()[-2000:]}"
             self._record(planned.settled(verdict, reason=reason))
@@ -410,10 +411,7 @@ class _Controller:
 
     def _recognised(self, check: Check) -> Check:
         """The check, as KNOWN where an entry explains its failure; an entry whose failure is gone is noted."""
-        identity = self._session.identity
-        package, _, version = identity["version"].partition(" ")
-        name = BuildName(package=package or None, version=version or None, digest=identity["digest"])
-        entry = match(self._known, check.id, self._session.look(check.model).subject, name)
+        entry = self._session.known(self._known, check.id, check.model)
         if entry is None:
             return check
         if check.verdict == "PASS":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from typing import Any
 
 from conformance.harness.bench import Acquaintance, Floor, Setup, identify, meet, try_on_device
 from conformance.harness.contract.census import GGUFError, census_of_gguf
+from conformance.harness.contract.known import BuildName, Known, match
 from conformance.harness.contract.load import Contract
 from conformance.harness.contract.needs import Subject, applies, kinds_of, undecided
 from conformance.harness.engine import BuildError, ModelError
@@ -39,14 +40,14 @@ class Options:
     """What the user asked for.
 
     Attributes:
-        models: paths of GGUFs to examine instead of the fixture models.
+        models: paths of GGUFs, or names of fixture models, to examine instead of all fixture models.
         seed: of all draws.
         cases: recorded cases by (id, model), to run instead of drawing.
 
     """
 
     build: str
-    models: tuple[Path, ...]
+    models: tuple[str, ...]
     profile: str
     report: Path
     seed: int = 0
@@ -80,6 +81,8 @@ class Session:
     Attributes:
         identity: the build's identity as JSON-able values.
         looks: one per model, in the order of the report.
+        expected_failures: pairs of check and model that have an entry among the known failures; their cases need no
+            shrinking, since the entry has a small one.
 
     """
 
@@ -87,6 +90,7 @@ class Session:
     identity: dict[str, Any]
     looks: tuple[FirstLook, ...]
     sizings: Mapping[tuple[str, str], Sizing | None]
+    expected_failures: frozenset[tuple[str, str]] = frozenset()
     _by_name: dict[str, FirstLook] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -95,6 +99,25 @@ class Session:
     def look(self, model: str) -> FirstLook:
         """The first look at a model, by its name in the report."""
         return self._by_name[model]
+
+    def known(self, entries: Iterable[Known], id: str, model: str) -> Known | None:
+        """The known failure that concerns a check on a model under this build, or None."""
+        return match(entries, id, self.look(model).subject, self._build_name)
+
+    @property
+    def _build_name(self) -> BuildName:
+        package, _, version = self.identity["version"].partition(" ")
+        number = version.rpartition(".")[2] if package == "xllamacpp" else ""
+        return BuildName(
+            number=int(number) if number.isdigit() else None,
+            package=package or None,
+            version=version or None,
+            digest=self.identity["digest"],
+        )
+
+    def expecting(self, entries: Sequence[Known]) -> Session:
+        """The same session, told which failures are known."""
+        return replace(self, expected_failures=frozenset(pair for pair in self.pairs() if self.known(entries, *pair)))
 
     def setup(self, model: str) -> Setup:
         """What a child needs to examine a model."""
@@ -165,7 +188,9 @@ def prepare(options: Options, contract: Contract) -> Session:
             raise UsageError(
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
-    subjects = [_subject(path.stem, path) for path in options.models] if options.models else _fixtures()
+    subjects = [_subject(name) for name in options.models or models.names()]
+    if len({subject.name for subject in subjects}) < len(subjects):
+        raise UsageError(f"--model: two models share a name ({', '.join(each.name for each in subjects)}); rename one")
     floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
     paths = [subject.path for subject in subjects]
     with ExitStack() as stack, ThreadPoolExecutor(_LOOKERS) as pool:
@@ -196,23 +221,22 @@ def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> 
     return {(invariant.id, model): sizing for (invariant, _, model), sizing in zip(pairs, sizings, strict=True)}
 
 
-def _fixtures() -> list[Subject]:
+def _subject(name: str) -> Subject:
+    """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares."""
+    is_fixture = name in models.names() and not Path(name).exists()
     try:
-        return [_subject(name, models.path(name), is_fixture=True) for name in models.names()]
+        path = models.path(name) if is_fixture else Path(name).expanduser()
     except OSError as error:
-        raise UsageError(
-            f"model cache {models.cache_folder()}: {error.strerror}; set LLAMA_CONFORMANCE_CACHE to a folder that can be written"
-        ) from None
-
-
-def _subject(name: str, path: Path, *, is_fixture: bool = False) -> Subject:
+        place = f"model cache {models.cache_folder()}: {error.strerror}"
+        raise UsageError(f"{place}; set LLAMA_CONFORMANCE_CACHE to a folder that can be written") from None
     try:
         kinds = kinds_of(census_of_gguf(path))
     except GGUFError as error:
         raise UsageError(f"--model: {error}") from None
     except OSError as error:
-        raise UsageError(f"--model {path}: {error.strerror}; give the path of a GGUF") from None
-    return Subject(name=name, path=path.resolve(), kinds=kinds, is_fixture=is_fixture)
+        fixtures = ", ".join(models.names())
+        raise UsageError(f"--model {name}: {error.strerror}; give the path of a GGUF, or one of {fixtures}") from None
+    return Subject(name=name if is_fixture else path.stem, path=path.resolve(), kinds=kinds, is_fixture=is_fixture)
 
 
 def _meet(options: Options, subject: Subject, floors: tuple[Floor, ...], child: Child) -> FirstLook:
