@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from conformance.harness.contract.census import ModelCensus
 from conformance.harness.engine import CACHE_TYPES, Context, ContextSettings, Logits, Model
-from conformance.harness.measure.kld import KldRun, score
+from conformance.harness.measure.kld import Scores, score, score_records
 from conformance.harness.precision.emulation import EXACT, CacheChoice, TailedSequence, settings_for
 
 Tokens = NDArray[np.int32]
+Records = NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,6 @@ class Scorer:
     Attributes:
         context: makes a context of the model.
         tailed: decodes over a body and a tail.
-        run: collects scores.
         ubatch: tokens in a step, of the exact cache as of every arm.
 
     """
@@ -63,7 +63,6 @@ class Scorer:
     n_threads: int = 1
     context: Callable[[Model, ContextSettings], Context] = Context
     tailed: Callable[[Context, ModelCensus, CacheChoice], TailedSequence] = TailedSequence
-    run: Callable[[], KldRun] = KldRun
 
     def steps(self, arm: Arm, tokens: Tokens) -> Iterator[Logits]:
         """Logits of the scored positions, step by step: float32 [n, n_vocab] from the middle to the last but one."""
@@ -87,16 +86,20 @@ class Scorer:
         """The exact cache's logits of the scored positions, float32 [scored, n_vocab]."""
         return np.concatenate(list(self.steps(Arm(CacheChoice.of(EXACT)), tokens)))
 
-    def score(self, arm: Arm, tokens: Tokens, exact: Logits, run: KldRun | None = None) -> KldRun:
-        """Score an arm over tokens int32 [n] against the exact cache's logits; adds to `run` when one is given."""
-        run = self.run() if run is None else run
+    def scores(self, arm: Arm, tokens: Tokens, base: Logits | Records) -> Scores:
+        """Score an arm over tokens int32 [n] against `base`, which holds every scored position.
+
+        `base` are the exact cache's logits float32 [scored, n_vocab], or records of a KLD base file.
+        """
         following = tokens[first_scored(len(tokens)) + 1 :]
+        found: list[Scores] = []
         done = 0
         for logits in self.steps(arm, tokens):
             span = slice(done, done + len(logits))
-            run.add(score(exact[span], logits, following[span]))
+            judge: Callable[..., Scores] = score_records if base.dtype == np.uint16 else score
+            found.append(judge(base[span], logits, following[span]))
             done += len(logits)
-        return run
+        return Scores(*(np.concatenate([getattr(part, name) for part in found]) for name in ("kld", "dp", "same_top")))
 
 
 def first_scored(n: int) -> int:
