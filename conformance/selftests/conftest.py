@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -10,7 +14,15 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("selftests")
 
+ROOT = Path(__file__).parents[2]
 FAULT_ROW = "planted fault"
+
+
+def replayed(line: str) -> subprocess.CompletedProcess[str]:
+    """Run a replay line as it is printed, with this interpreter for `python`."""
+    program, *arguments = shlex.split(line)
+    assert program == "python"
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -28,7 +28,7 @@ KINDS: Kinds = {"my-model": ["attention"], "other": ["attention", "sliding_windo
 def load(folder: Path, text: str = ENTRY) -> tuple[Waiver, ...]:
     path = folder / "waivers.yaml"
     path.write_text(text)
-    return load_waivers(path, ("SM-01", "RP-04"))
+    return load_waivers(path, ("SM-01/some-family", "RP-04"))
 
 
 def check(verdict: Verdict = "FAIL", id: str = "SM-01/some-family", model: str = "my-model") -> Check:
@@ -38,7 +38,8 @@ def check(verdict: Verdict = "FAIL", id: str = "SM-01/some-family", model: str =
 @pytest.mark.parametrize(
     ("right", "wrong", "problem"),
     [
-        ("SM-01/", "SM-02/", "2: waivers[0].id: no invariant 'SM-02'; did you mean 'SM-01'?"),
+        ("SM-01/", "SM-02/", "2: waivers[0].id: no invariant 'SM-02/some-family'; did you mean 'SM-01/some-family'?"),
+        ("some-family", "same-family", "2: waivers[0].id: no invariant 'SM-01/same-family'; did you mean"),
         ("SM-01/some-family", "everything", "2: waivers[0].id: found 'everything'; write an id such as"),
         (
             "2026-12-31",

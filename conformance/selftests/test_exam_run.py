@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 from conformance.harness.report.store import read_results
 from fixtures import models
 
-ROOT = Path(__file__).parents[2]
+from .conftest import ROOT, replayed
 
 
 def command(report: Path, *options: str) -> list[str]:
@@ -34,13 +33,6 @@ def run(report: Path, *options: str, model: str = "mamba2-mini") -> subprocess.C
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
-
-
-def replay(line: str) -> subprocess.CompletedProcess[str]:
-    """Run a replay line as it is printed, with this interpreter for `python`."""
-    program, *arguments = shlex.split(line)
-    assert program == "python"
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def content(report: Path) -> dict[str, Any]:
@@ -65,8 +57,8 @@ def test_an_abort_in_one_check_is_a_crash_on_its_line_and_the_rest_is_complete(t
     assert checks["RP-04"]["verdict"] == "CRASH"
     assert "GGML_ASSERT" in checks["RP-04"]["detail"]["stderr"]
     assert checks["RP-01"]["verdict"] == checks["AR-01"]["verdict"] == "PASS"
-    replayed = replay(checks["RP-04"]["replay"])
-    assert replayed.returncode == -signal.SIGABRT
+    done = replayed(checks["RP-04"]["replay"])
+    assert done.returncode == -signal.SIGABRT
 
 
 def test_a_failure_replays_in_a_fresh_process(tmp_path: Path) -> None:
@@ -75,9 +67,9 @@ def test_a_failure_replays_in_a_fresh_process(tmp_path: Path) -> None:
     check = next(check for check in content(tmp_path / "report")["checks"] if check["id"] == "RP-01")
     assert check["verdict"] == "FAIL"
     assert check["replay"] in done.stdout
-    replayed = replay(check["replay"])
-    assert replayed.returncode == 1
-    assert f"deviation {check['deviation']:.3g} " in replayed.stdout
+    again = replayed(check["replay"])
+    assert again.returncode == 1
+    assert f"deviation {check['deviation']:.3g} " in again.stdout
 
 
 def test_required_checks_that_did_not_run_are_not_green(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from conformance.harness.report.results import Check
 from conformance.harness.report.wording import figure
 from fixtures import models
 
-from .conftest import FAULT_ROW
+from .conftest import FAULT_ROW, replayed
 
 CONTRACT = contract()
 for _path in sorted((Path(__file__).parents[1]).glob("test_*.py")):
@@ -80,6 +81,11 @@ def test_a_planted_fault_is_caught(
     assert check.case is not None
     assert check.replay is not None
     assert fault in check.replay
+    if id == planted.caught_by[0] and planted.verdict != "TIMEOUT":  # a hang would hang again
+        done = replayed(check.replay)
+        expected = -signal.SIGABRT if planted.verdict == "CRASH" else 1
+        assert done.returncode == expected, done.stdout + done.stderr
+        assert planted.verdict == "CRASH" or done.stdout.startswith(f"{planted.verdict} {id} ")
 
 
 def test_every_invariant_has_a_fault_that_it_catches() -> None:

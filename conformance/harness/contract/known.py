@@ -79,8 +79,7 @@ def match(entries: Iterable[Known], id: str, subject: Subject, build: BuildName)
     """
     for known in entries:
         entry = known.entry
-        concerned = subject.name in entry.models or not (subject.kinds or frozenset()).isdisjoint(entry.kinds)
-        if entry.id == id and concerned and _covers(entry.builds, build):
+        if entry.id == id and entry.concerns(subject.name, subject.kinds or ()) and _covers(entry.builds, build):
             return known
     return None
 

@@ -38,7 +38,7 @@ from conformance.harness.report.terminal import print_results
 from .check import REGISTRY
 from .examination import SPECS, Examination, contract
 from .progress import Progress
-from .session import GIB, Options, Session, UsageError, child_for, prepare
+from .session import GIB, Options, Session, UsageError, child_for, file_digest, prepare
 
 CASES_NAME = "cases.jsonl"
 _PROPERTY = "conformance"
@@ -313,7 +313,8 @@ class _Controller:
         self._checks: list[Check] = []
         self._progress = Progress(session.options.report / CASES_NAME, session.sizings, self._say)
         self._today = datetime.now(UTC).date()
-        checks, others = session.plan(specs)
+        planned, others = session.plan(specs)
+        checks = [self._excused(check) if check.has_run else check for check in planned]
         self._total = sum(not check.has_run for check in checks)
         self._planned = {_bracket(check.id, check.model): check for check in checks}
         options = session.options
@@ -331,6 +332,7 @@ class _Controller:
                 "models": {
                     look.subject.name: {
                         "path": str(look.subject.path),
+                        "digest": file_digest(look.subject.path),
                         "kinds": sorted(look.subject.kinds or ()),
                         "capabilities": sorted(look.subject.capabilities),
                         "measured": None
@@ -395,7 +397,7 @@ class _Controller:
             self._record(planned.settled(verdict, reason=reason))
 
     def _record(self, check: Check) -> None:
-        check = waive(self._waivers, self._recognised(check), self._kinds, self._today)
+        check = self._excused(check)
         self._checks.append(check)
         self._writer.record(check)
         self._progress.heard()
@@ -408,6 +410,10 @@ class _Controller:
             reporter.showfspath = False
             reporter.ensure_newline()
             reporter.write_line(line, red=red)
+
+    def _excused(self, check: Check) -> Check:
+        """The check, as KNOWN where a known failure or a waiver explains it."""
+        return waive(self._waivers, self._recognised(check), self._kinds, self._today)
 
     def _recognised(self, check: Check) -> Check:
         """The check, as KNOWN where an entry explains its failure; an entry whose failure is gone is noted."""

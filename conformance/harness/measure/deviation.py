@@ -106,7 +106,9 @@ def of_layers(rows: Sequence[LayerRow]) -> Deviation:
         return Deviation(0.0, quantity, layers=table)
     values = [float(row["deviation"]) for row in table if row["deviation"] is not None and not row["equal"]]
     value = max((math.inf if math.isnan(v) else v for v in values), default=math.inf)
-    return Deviation(max(value, LEAST), quantity, f"{first.label}, {first.first}", layers=table)
+    difference = first.first
+    place = f"{first.label}, {str(difference).rpartition(': ')[0]}"
+    return Deviation(max(value, LEAST), quantity, place, difference.a, difference.b, table)
 
 
 def of_count(seen: int, expected: int, what: str, unit: str = "bytes") -> Deviation:
