@@ -48,7 +48,7 @@ from conformance.harness.precision.tail import TailError
 from conformance.harness.report.ladder import terminal_table, write_forms
 from fixtures import models
 from fixtures.corpora import CorpusError, corpus
-from fixtures.trained import TRAINED
+from fixtures.trained import TRAINED, fixture_path
 
 _REFUSED = (CodecError, CorpusError, EngineError, GGUFError, KldError, LadderError, TailError)
 
@@ -189,11 +189,9 @@ def _progress() -> Progress:
 
 
 def _path(model: str) -> Path:
-    if model in TRAINED:
-        if not TRAINED[model].is_here:
-            raise LadderError(TRAINED[model].absence)
-        return TRAINED[model].path
-    return models.path(model) if model in models.names() else Path(model)
+    if model in TRAINED and not TRAINED[model].is_here:
+        raise LadderError(TRAINED[model].absence)
+    return fixture_path(model) if model in (*models.names(), *TRAINED) else Path(model)
 
 
 def _numbers(text: str) -> list[int]:

@@ -29,6 +29,7 @@ CacheSide = Literal["k", "v"]
 
 # How llama.cpp names a cache tensor, and the view of it from its first row that a graph writes through; newer builds
 # put the name of the cache before the side.
+_TENSOR_FUNCTIONS = ("ggml_get_name", "ggml_get_data", "ggml_nbytes")
 _CACHE_VIEW = re.compile(rb"cache_\w*([kv])_l(\d+)(?: \(view\))?")
 
 
@@ -147,10 +148,10 @@ class Context:
         params.swa_full, params.kv_unified, params.no_perf = asked.swa_full, asked.kv_unified, False
         if self.library.context_layout.has("n_rs_seq"):
             params.n_rs_seq = asked.n_rs_seq
-        self._cache: dict[tuple[CacheSide, int], int] = {}
+        self._cache: dict[tuple[CacheSide, int], tuple[int, int]] = {}  # address and bytes
         self._cache_known = False
         self._on_node = EvalCallback(self._note_cache_tensor)
-        if asked.reach_cache and self.library.has("ggml_get_name") and self.library.has("ggml_get_data"):
+        if asked.reach_cache and all(self.library.has(name) for name in _TENSOR_FUNCTIONS):
             params.cb_eval = ctypes.cast(self._on_node, ctypes.c_void_p)
         self.handle: int | None = self.library.llama_init_from_model(model.handle, params)
         if not self.handle:
@@ -356,7 +357,10 @@ class Context:
         """Keep where the cache tensors lie that the first graph uses; no node is ever waited for."""
         if not self._cache_known and (found := _CACHE_VIEW.fullmatch(self.library.ggml_get_name(tensor))):
             side: CacheSide = "k" if found[1] == b"k" else "v"
-            self._cache.setdefault((side, int(found[2])), self.library.ggml_get_data(tensor))
+            place = self.library.ggml_get_data(tensor), self.library.ggml_nbytes(tensor)
+            _, known = self._cache.get((side, int(found[2])), (0, 0))
+            if place[1] > known:  # the view that is written through is the whole tensor, the one that is read is not
+                self._cache[side, int(found[2])] = place
         return False
 
     def cache_rows(self, side: CacheSide, layer: int, n_rows: int, row_size: int) -> Blob | None:
@@ -366,14 +370,18 @@ class Context:
         found: without `reach_cache`, before the first decode, or in a build that does not tell. The caller answers for
         the size of a row, and compares with a saved state before it trusts the place. Valid until the context closes.
         """
-        if n_rows > self.n_ctx:
-            raise StateError(f"a cache of {self.n_ctx} cells has no {n_rows} rows")
-        address = self._cache.get((side, layer))
-        if address is None:
+        address, n_bytes = self._cache.get((side, layer), (0, 0))
+        if not address:
             return None
+        if n_rows * row_size > n_bytes:
+            raise StateError(f"{side} of layer {layer} takes {n_bytes} bytes, not {n_rows} rows of {row_size}")
         return np.ctypeslib.as_array((ctypes.c_uint8 * (n_rows * row_size)).from_address(address)).reshape(
             n_rows, row_size
         )
+
+    def cache_bytes(self, side: CacheSide, layer: int) -> int | None:
+        """Bytes of a cache tensor, all its cells; None as `cache_rows`."""
+        return self._cache.get((side, layer), (0, None))[1]
 
     # -- state in memory
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from conformance.harness.contract.census import AttentionLayer, ModelCensus
 from conformance.harness.engine import Blob, CacheSide, Context, ContextSettings, Logits, StateError
 from conformance.harness.engine.context import Outputs
-from conformance.harness.precision.body import Body, KVarNBody, body
+from conformance.harness.precision.body import Body, StandardBody, body
+from conformance.harness.precision.kvarn import GROUP, SINK_ROWS
 from conformance.harness.precision.tail import TailError, TailLedger, resolve_tail
 from conformance.harness.state import LayerMap, part
 from conformance.harness.state import parse as parse_state
@@ -39,18 +40,20 @@ EXACT = "f16"
 class CacheChoice:
     """What a cache keeps: type of the K body and of the V body, and the tail over both.
 
-    `rotated` says whether standard quantized bodies are kept rotated as llama.cpp keeps its own.
+    `rotated` says whether standard quantized bodies are kept rotated as llama.cpp keeps its own. `as_kvarn` gives a
+    standard body the exact rows that KVarN has, sink, filling group and shortest tail, so that both can be compared.
     """
 
     key: str
     value: str
     tail: int = 0
     rotated: bool = True
+    as_kvarn: bool = False
 
     @classmethod
-    def of(cls, name: str, tail: int = 0, *, rotated: bool = True) -> CacheChoice:
+    def of(cls, name: str, tail: int = 0, *, rotated: bool = True, as_kvarn: bool = False) -> CacheChoice:
         """The same body on both sides."""
-        return cls(name, name, tail, rotated)
+        return cls(name, name, tail, rotated, as_kvarn)
 
 
 def settings_for(n_ctx: int, ubatch: int, **more: object) -> ContextSettings:
@@ -134,10 +137,13 @@ class TailedSequence:
                 yield _Part(side, tuple(layers), heads * head_dim, kept, sink, TailLedger(tail))
 
     def _body(self, name: str, head_dim: int, side: CacheSide) -> Body:
-        return body(name, head_dim, side, rotated=self.choice.rotated)
+        kept = body(name, head_dim, side, rotated=self.choice.rotated)
+        if self.choice.as_kvarn and isinstance(kept, StandardBody):
+            return replace(kept, group=GROUP, sink=SINK_ROWS)
+        return kept
 
     def _resolved(self, kept: Body, window: int | None) -> int:
-        return resolve_tail(self.choice.tail, kvarn=isinstance(kept, KVarNBody), window=window)
+        return resolve_tail(self.choice.tail, kvarn=kept.group == GROUP, window=window)
 
     @property
     def missing(self) -> int:
@@ -151,6 +157,13 @@ class TailedSequence:
             if kept.side == side and layer in kept.layers:
                 exact[kept.sink : kept.rewritten] = False
         return exact
+
+    def resolved_tail(self, layer: int, side: CacheSide) -> int | None:
+        """Rows of the tail that a layer was given; None where nothing of it is ever rewritten."""
+        for kept in self._parts:
+            if kept.side == side and layer in kept.layers:
+                return kept.ledger.tail
+        return None
 
     def decode(self, tokens: NDArray[np.int32], outputs: Outputs = "all") -> Logits:
         """Decode tokens int32 [n] in steps of the context's micro-batch; logits as `Context.decode` gives them."""

@@ -33,7 +33,8 @@ class Arm:
         """For people: ``q4_0``, ``kvarn4/q5_0``, with ``native`` or ``not rotated`` where that holds."""
         choice = self.choice
         types = choice.key if choice.key == choice.value else f"{choice.key}/{choice.value}"
-        return types + (" native" if self.native else "" if choice.rotated else " not rotated")
+        how = " native" if self.native else " with KVarN's exact rows" if choice.as_kvarn else ""
+        return types + how + ("" if choice.rotated else " not rotated")
 
     @classmethod
     def native_of(cls, name: str) -> Arm:
