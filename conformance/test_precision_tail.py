@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 from functools import cache
 
@@ -447,12 +446,11 @@ def _stated_sizes(bench: Bench, model: str) -> list[Deviation]:
 @verifies("SW-02", case=Ring)
 def test_the_builds_own_ring_has_the_rows_that_the_memory_model_gives_it(bench: Bench, case: Ring) -> Deviation:
     window = bench.census.sliding_window or 0
-    before = len(bench.library.log)
-    with bench.context(settings_for(case.context, case.ubatch, swa_full=False, reach_cache=False)):
-        said = " ".join(text for _, text in bench.library.log[before:])
-    cells = [int(number) for number in re.findall(r"size = [^(]*\(\s*(\d+) cells", said)]
-    if len(cells) != 2:
-        raise Undecided(f"the build's log does not tell the cells of two caches: {cells}")
-    return of_count(
-        min(cells), ring_rows(window, Run(case.context, case.ubatch)), "cells of the sliding layers", "cells"
-    )
+    layer = next(each for each in bench.census.attention or () if each.sliding)
+    with bench.context(settings_for(case.context, case.ubatch, swa_full=False)) as context:
+        context.decode(bench.texts(0, 1)[0])
+        found = context.cache_bytes("k", layer.index)
+    if found is None:
+        raise Undecided("the build does not tell where its cache tensors are")
+    cells = found // (2 * layer.n_head_kv * layer.key_dim)
+    return of_count(cells, ring_rows(window, Run(case.context, case.ubatch)), "cells of the sliding layers", "cells")

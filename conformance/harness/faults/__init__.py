@@ -47,7 +47,7 @@ FAULTS: dict[str, Fault] = {
         lies.RecurrentStateGrows,
     ),
     "cache-type-ignored": Fault(
-        "every cache is f16, whatever was asked for", ("AR-03", "KL-02"), "qwen3-mini", lies.CacheTypeIgnored
+        "every cache is f16, whatever was asked for", ("AR-03", "AR-04", "KL-02"), "qwen3-mini", lies.CacheTypeIgnored
     ),
     "recurrent-layer-stale": Fault(
         "a restore leaves one recurrent layer's s as it was in an empty context",
