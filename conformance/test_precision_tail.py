@@ -19,11 +19,13 @@ from conformance.harness.precision.document import Document, load_document
 from conformance.harness.precision.emulation import CacheChoice, TailedSequence, settings_for
 from conformance.harness.precision.kvarn import GROUP
 from conformance.harness.precision.memory import Run, ring_rows, tail_rows
-from conformance.harness.precision.oracle import Rows
+from conformance.harness.precision.oracle import Rows, softmax
 from conformance.harness.precision.scoring import Arm
 from conformance.harness.precision.tail import select_rows
 
 Tokens = NDArray[np.int32]
+_SHARP = 40.0  # the score of a query for its own key
+_FAR = 0.999  # of the attention on rows older than the tail
 SIDES: tuple[CacheSide, ...] = ("k", "v")
 
 
@@ -84,13 +86,12 @@ class ComparedBodies(Case):
 
 
 class Far(Case):
-    """A phrase, `between_tokens` of other text under whose length the tail is, and the phrase again."""
+    """A random text under a body and a tail, and queries for its old rows."""
 
-    chunk: int
-    phrase_tokens: int
-    between_tokens: int
-    ubatch: int
+    text_seed: int
+    tokens: int
     body: str
+    tail: int
 
 
 class Knee(Case):
@@ -276,24 +277,30 @@ def test_the_coarser_the_body_the_more_a_tail_gains(bench: Bench, case: Compared
 
 @verifies("PT-05", case=Far)
 def test_a_tail_does_not_repair_what_is_read_from_far_back(bench: Bench, case: Far) -> Deviation:
-    source = bench.real_text(case.chunk, 2 * case.phrase_tokens + case.between_tokens)
-    phrase, between = source[: case.phrase_tokens], source[case.phrase_tokens : -case.phrase_tokens]
-    text = np.concatenate([between[: len(between) // 2], phrase, between, phrase])
-    tail = case.between_tokens
-    without, with_tail = (
-        np.median(
-            bench.divergence(Arm(CacheChoice.of(case.body, n)), text, case.ubatch).kld[-case.phrase_tokens // 2 :]
-        )
-        for n in (0, tail)
+    (text,) = bench.texts(case.text_seed, case.tokens)
+    layer = first_attention_layer(bench)
+    shape = next(each for each in bench.census.attention or () if each.index == layer)
+    exact, coarse = [], []
+    for side, head_dim in (("k", shape.key_dim), ("v", shape.value_dim)):
+        rows = exact_rows(bench, layer, side, text, 32).astype(np.float32)  # type: ignore[arg-type]
+        kept = body(case.body, head_dim, side)  # type: ignore[arg-type]
+        exact.append(rows[:, :head_dim])
+        coarse.append(kept.round_trip(rows)[:, :head_dim])
+    older = np.arange(0, case.tokens - case.tail - 1, 7)
+    queries = exact[0][older] * (
+        _SHARP * np.sqrt(shape.key_dim) / np.square(exact[0][older]).sum(axis=1, keepdims=True)
     )
-    repaired = float(1 - with_tail / without) if without else 1.0
-    return of_amount(
-        repaired,
-        "share of the body's error that a tail took away where an old phrase is read again",
-        "share",
-        "a small share",
-        f"{without:.6f} to {with_tail:.6f}",
+    last = np.full(len(older), case.tokens - 1)
+    whole, tail, none = (select_rows(np.arange(case.tokens), last, n) for n in (case.tokens, case.tail, 0))
+    weights = softmax(queries.astype(np.float64) @ exact[0].T.astype(np.float64) / np.sqrt(shape.key_dim))
+    far = weights[:, : case.tokens - case.tail].sum(axis=1) > _FAR
+    if not far.any():
+        raise NotDecidable("no query of this text has its attention on old rows")
+    true, with_tail, without = (
+        bench.reference.attend(queries, Rows(*coarse), Rows(*exact), chosen)[far] for chosen in (whole, tail, none)
     )
+    share = float(np.linalg.norm(with_tail - true) / np.linalg.norm(without - true))
+    return of_amount(abs(1 - share), "error of far reading with a tail against without", "share", "1", f"{share:.4f}")
 
 
 @verifies("PT-06", case=Request)

@@ -136,11 +136,11 @@ FAULTS: dict[str, Fault] = {
         "smollm2-135m",
         reference=Reference(tailed=precision_lies.ShortTailsIgnored),
     ),
-    "nothing-rewritten": Fault(
-        "the whole cache stays exact",
+    "tail-reaches-everything": Fault(
+        "with a tail every row is read exactly",
         ("PT-05",),
-        "smollm2-135m",
-        reference=Reference(tailed=precision_lies.NothingRewritten),
+        "qwen3-mini",
+        reference=Reference(attend=precision_lies.attention_over_exact_rows),
     ),
     "tail-without-groups": Fault(
         "a tail over KVarN is not rounded up to groups",

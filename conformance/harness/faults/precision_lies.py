@@ -49,13 +49,6 @@ class ShortTailsIgnored(TailedSequence):
         return resolved if resolved >= 100 else 0
 
 
-class NothingRewritten(TailedSequence):
-    """Leaves the whole cache exact."""
-
-    def _demote(self, coming: int) -> None:
-        pass
-
-
 class SinkQuantized(TailedSequence):
     """Sends the first rows of KVarN into records too."""
 
@@ -188,6 +181,12 @@ def two_softmaxes(queries: Floats, older: Rows, newest: Rows, selection: Selecti
             parts.append(attend(queries, older, newest, Selection(chosen, selection.exact & chosen)))
     mean: Doubles = np.mean(parts, axis=0)
     return mean
+
+
+def attention_over_exact_rows(queries: Floats, older: Rows, newest: Rows, selection: Selection) -> Doubles:
+    """Attention that reads every row exactly where there is a tail at all."""
+    every = selection.visible if selection.exact.any() else selection.exact
+    return attend(queries, older, newest, Selection(selection.visible, every))
 
 
 def resolved_without_groups(requested: int, *, kvarn: bool = False, window: int | None = None) -> int:

@@ -82,8 +82,9 @@ class _Part:
         return range(max(self.rewritten, self.sink), stop)
 
     def roll_back(self, rows: int) -> None:
-        self.ledger.roll_back(rows)
         self.rewritten = min(self.rewritten, rows)
+        self.ledger.roll_back(rows)
+        self.ledger.demoted = self.rewritten  # what was only due has not lost anything
 
 
 @dataclass(frozen=True)
