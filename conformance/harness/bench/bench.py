@@ -14,11 +14,17 @@ import numpy.typing as npt
 
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
-from conformance.harness.engine import Blob, Context, ContextSettings, Library, Logits, Model, StateFlags
+from conformance.harness.engine import Blob, CacheSide, Context, ContextSettings, Library, Logits, Model, StateFlags
 from conformance.harness.faults import FAULTS
 from conformance.harness.measure.deviation import Deviation, nmse, of_layers, of_logits
-from conformance.harness.state import BlobError, LayerMap, SequenceState, compare, parse
+from conformance.harness.measure.kld import Scores
+from conformance.harness.precision.emulation import layer_map
+from conformance.harness.precision.reference import Reference
+from conformance.harness.precision.scoring import Arm, Scorer
+from conformance.harness.state import BlobError, LayerMap, SequenceState, compare, parse, part
 from fixtures import models
+from fixtures.corpora import corpus
+from fixtures.trained import TRAINED, fixture_path
 
 Tokens = npt.NDArray[np.int32]
 Piece = tuple[npt.NDArray[Any], npt.NDArray[np.int32]]
@@ -31,6 +37,9 @@ _FLOOR_SECONDS = 0.4  # of prefill for each run of a floor, within the bounds be
 _FLOOR_TOKENS = (48, 600)
 _FLOOR_ROWS = 16
 _NEIGHBOUR_TOKENS = 5
+_TEXT_TOKENS = 64
+_TRAINED_SHARE = 0.6  # of the surprise that a uniform guess has
+_MANUAL_CHARACTERS = 60_000
 _VARIANTS: dict[Floor, tuple[dict[str, int], ...]] = {
     "repeat": ({},),
     "ubatch": (
@@ -71,7 +80,7 @@ class Setup:
     @property
     def model_path(self) -> Path:
         """The GGUF; a fixture model is written first when the cache does not hold it."""
-        return models.path(self.model) if self.model in models.names() else Path(self.model)
+        return fixture_path(self.model) if self.model in (*models.names(), *TRAINED) else Path(self.model)
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,9 @@ class Bench:
         self._context: Callable[[Model, ContextSettings], Context] = (
             FAULTS[setup.fault].context if setup.fault else Context
         )
+        self.reference = FAULTS[setup.fault].reference if setup.fault else Reference()
+        self._exact: dict[tuple[bytes, int], Logits] = {}
+        self._scores: dict[tuple[bytes, int, Arm], Scores] = {}
 
     def context(self, settings: ContextSettings) -> Context:
         """A new context, to be used as a context manager."""
@@ -124,6 +136,35 @@ class Bench:
         """Consecutive pieces of one random text, int32 [count] each; every token of the vocabulary may occur."""
         drawn = np.random.default_rng(seed).integers(0, self.model.n_vocab, sum(counts), dtype=np.int32)
         return np.split(drawn, np.cumsum(counts)[:-1])
+
+    def real_text(self, chunk: int, n: int) -> Tokens:
+        """One of the pieces of n tokens that the reference manual of Python consists of, int32 [n], as this model reads it."""
+        return _piece_of_manual(self.model, chunk, n)
+
+    def scorer(self, ubatch: int) -> Scorer:
+        """Scores cache types and tails over this model in steps of `ubatch`."""
+        return Scorer(
+            self.model, self.census, ubatch, self.setup.n_threads, context=self._context, tailed=self.reference.tailed
+        )
+
+    def divergence(self, arm: Arm, text: Tokens, ubatch: int) -> Scores:
+        """How far an arm is from the exact cache over the second half of a text; measured once for each of them."""
+        key = (text.tobytes(), ubatch)
+        if (*key, arm) not in self._scores:
+            scorer = self.scorer(ubatch)
+            if key not in self._exact:
+                self._exact = {key: scorer.exact(text)}  # one at a time: a whole vocabulary for every position
+            self._scores[*key, arm] = scorer.scores(arm, text, self._exact[key])
+        return self._scores[*key, arm]
+
+    def rows(self, context: Context, layer: int, side: CacheSide) -> tuple[Tokens, npt.NDArray[np.float16]]:
+        """Positions int32 [cells] and K or V rows float16 [cells, width] that a context holds of one attention layer."""
+        assert self.layers is not None
+        state = self.state(context.save())
+        kept = next(
+            cache for cache, layers in zip(state.attention, self.layers.attention, strict=True) if layer in layers
+        )
+        return kept.cells.positions, part(state, layer, side, layers=self.layers).values()
 
     def image(self, seed: int, width: int, height: int, position: int) -> Piece:
         """An image of width x height embeddings at a position: all share t, y and x count from it, z is 0.
@@ -143,10 +184,7 @@ class Bench:
         census = self.census
         if census.attention is None or census.recurrent is None:
             return None
-        base = tuple(layer.index for layer in census.attention if not layer.sliding)
-        sliding = tuple(layer.index for layer in census.attention if layer.sliding)
-        caches = (base, sliding) if sliding else (base,) if base else ()
-        return LayerMap(caches, tuple(layer.index for layer in census.recurrent))
+        return layer_map(census)
 
     def state(self, blob: Blob, *, partial: bool = False) -> SequenceState:
         """A sequence blob, parsed; what the metadata declares decides between two readings, and never more.
@@ -277,7 +315,32 @@ def _capabilities(bench: Bench) -> list[str]:
             found.append("can_shift")
         if context.n_rs_seq:
             found.append("rollback")
+    if _expects_text(bench):
+        found.append("trained_weights")
     return found
+
+
+def _expects_text(bench: Bench) -> bool:
+    """Whether the model finds real text much likelier than chance would."""
+    if bench.model.metadata("tokenizer.ggml.model") in (None, "none", "no_vocab"):
+        return False
+    text = bench.real_text(0, _TEXT_TOKENS)
+    with bench.context(ContextSettings(n_ctx=256)) as context:
+        logits = context.decode(text, outputs="all")[:-1].astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    surprise = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), text[1:]]
+    return bool(surprise.mean() < _TRAINED_SHARE * np.log(bench.model.n_vocab))
+
+
+@lru_cache(maxsize=8)
+def _manual(model: Model) -> Tokens:
+    return model.tokenize(corpus("pydoc")[:_MANUAL_CHARACTERS], special=False)
+
+
+def _piece_of_manual(model: Model, chunk: int, n: int) -> Tokens:
+    tokens = _manual(model)
+    start = chunk * n % (len(tokens) - n)
+    return tokens[start : start + n]
 
 
 def try_on_device(setup: Setup) -> bool:

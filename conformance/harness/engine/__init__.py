@@ -1,6 +1,6 @@
 """One llama.cpp build: find it, describe it, drive it, survive it. The only room that knows ctypes."""
 
-from .context import CACHE_TYPES, Blob, Context, ContextSettings, Logits, StateFlags, TokenBatch
+from .context import CACHE_TYPES, Blob, CacheSide, Context, ContextSettings, Logits, StateFlags, TokenBatch
 from .errors import BuildError, DecodeError, EngineError, ModelError, StateError
 from .library import BUNDLED, BuildIdentity, Library, find_library
 from .model import Model
@@ -11,6 +11,7 @@ __all__ = [
     "Blob",
     "BuildError",
     "BuildIdentity",
+    "CacheSide",
     "Context",
     "ContextSettings",
     "DecodeError",

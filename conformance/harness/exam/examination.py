@@ -26,6 +26,7 @@ from conformance.harness.measure.deviation import Deviation
 from conformance.harness.report.results import Check, Verdict
 from conformance.harness.state import BlobError
 from fixtures import models
+from fixtures.trained import TRAINED
 
 from .check import BoundCheck, NotDecidable, Undecided, check_of, run_case
 
@@ -38,7 +39,7 @@ _PATIENCE = (
 
 def contract() -> Contract:
     """What must hold: the specs of this checkout."""
-    return load_specs(SPECS, models.names())
+    return load_specs(SPECS, (*models.names(), *TRAINED))
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,11 @@ class Refuted(Exception):
 
 def floors_of(invariant: Invariant) -> tuple[Floor, ...]:
     """The kinds of noise that an invariant's rules are held against: none for counts, that of repeats for bits."""
-    rules = [rule for rule in (invariant.accept, invariant.accept_reordered) if rule and rule.rule != "exact"]
+    rules = [
+        rule
+        for rule in (invariant.accept, invariant.accept_reordered)
+        if rule and rule.rule in ("bitwise", "within_floor")
+    ]
     return tuple(dict.fromkeys(rule.floor or "repeat" for rule in rules))
 
 
@@ -72,7 +77,7 @@ def measured_floor(accept: Accept, acquaintance: Acquaintance, case: Case | None
 
     Noise depends on flash attention: a case that names it is held against that noise, any other against the larger.
     """
-    if accept.rule == "exact":
+    if accept.rule in ("exact", "at_most"):
         return 0.0
     flash = getattr(case, "flash_attn", None)
     noises = [
