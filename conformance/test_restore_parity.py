@@ -78,15 +78,6 @@ class Filed(Decode):
     kv_unified: bool
 
 
-class Emptied(Case):
-    """The state of an empty sequence over one that holds `replaced_tokens`; `tokens` follow."""
-
-    text_seed: int
-    replaced_tokens: int
-    tokens: int
-    through: Literal["memory", "file"]
-
-
 class Loose(Case):
     """A case whose sums may be taken in other pieces or another order, in short texts too.
 
@@ -295,7 +286,7 @@ def test_a_file_brings_back_a_sequence_or_a_whole_context_with_its_tokens(bench:
         _decode_each(straight, filed)
         expected = [straight.decode(suffix, sequence=sequence, outputs="all") for sequence in range(len(filed))]
         _decode_each(saved, [text, other])
-        if len(text) or case.scope == "context":  # an empty one over a used one is a family of its own
+        if len(text) or case.scope == "context":  # an empty one over a used one is SM-04's
             _decode_each(loaded, [replaced])
         through_file = _context_through_file if case.scope == "context" else _sequence_through_file
         tokens = through_file(saved, loaded, Path(folder) / "state", text)
@@ -303,27 +294,6 @@ def test_a_file_brings_back_a_sequence_or_a_whole_context_with_its_tokens(bench:
     reordered = any(bench.reorders(len(each)) for each in filed)
     logits = worst(of_logits(a, b) for a, b in zip(seen, expected, strict=True))
     return _first_bytes(_of_tokens(tokens, text), logits.with_cells_in_another_order(reordered))
-
-
-@verifies("RP-06/empty-over-used", case=Emptied)
-def test_the_state_of_an_empty_sequence_leaves_nothing_of_what_it_replaces(bench: Bench, case: Emptied) -> Deviation:
-    replaced, text = bench.texts(case.text_seed, case.replaced_tokens, case.tokens)
-    settings = ContextSettings()
-    with (
-        TemporaryDirectory() as folder,
-        bench.context(settings) as fresh,
-        bench.context(settings) as empty,
-        bench.context(settings) as used,
-    ):
-        used.decode(replaced)
-        if case.through == "file":
-            _sequence_through_file(empty, used, Path(folder) / "state", text[:0])
-        else:
-            used.restore(empty.save())
-        if used.pos_max() >= 0:
-            return of_count(used.pos_max() + 1, 0, "positions that are left", "positions")
-        expected = fresh.decode(text, start=0, outputs="all")
-        return of_logits(used.decode(text, start=0, outputs="all"), expected)
 
 
 @verifies("RP-07", case=Moved)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,19 @@ import numpy.typing as npt
 
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
-from conformance.harness.engine import Blob, CacheSide, Context, ContextSettings, Library, Logits, Model, StateFlags
+from conformance.harness.engine import (
+    Blob,
+    CacheSide,
+    Context,
+    ContextSettings,
+    HighLevel,
+    Library,
+    Logits,
+    Model,
+    StateError,
+    StateFlags,
+    has_high_level,
+)
 from conformance.harness.faults import FAULTS
 from conformance.harness.measure.deviation import Deviation, nmse, of_layers, of_logits
 from conformance.harness.measure.kld import Scores
@@ -33,6 +46,8 @@ Floor = Literal["repeat", "threads", "ubatch"]
 Flash = Literal["off", "on"]
 
 _SPEED_TOKENS = 32
+_NOISE_SEED, _NOISE_TOKENS = 99, 24
+_KEPT_REPLAYS = 256
 _FLOOR_SECONDS = 0.4  # of prefill for each run of a floor, within the bounds below
 _FLOOR_TOKENS = (48, 600)
 _FLOOR_ROWS = 16
@@ -127,10 +142,45 @@ class Bench:
         self.reference = FAULTS[setup.fault].reference if setup.fault else Reference()
         self._exact: dict[tuple[bytes, int], Logits] = {}
         self._scores: dict[tuple[bytes, int, Arm], Scores] = {}
+        self._cold: dict[tuple[ContextSettings, tuple[bytes, ...]], Logits] = {}
 
     def context(self, settings: ContextSettings) -> Context:
         """A new context, to be used as a context manager."""
         return self._context(self.model, settings.changed(n_threads=self.setup.n_threads))
+
+    def high_level(self) -> HighLevel:
+        """A new `llama_cpp.Llama` on the model, to be used as a context manager."""
+        made = FAULTS[self.setup.fault].high_level if self.setup.fault else HighLevel
+        return made(self.library, self.setup.model_path)
+
+    @contextmanager
+    def used_context(self, settings: ContextSettings) -> Iterator[Context]:
+        """A context in which every sequence was decoded into and removed: zeros would hide reads of what nobody wrote."""
+        noise = self.texts(_NOISE_SEED, *[_NOISE_TOKENS] * settings.n_seq_max)
+        with self.context(settings) as context:
+            for sequence, text in enumerate(noise):
+                context.decode(text, sequence=sequence)
+            for sequence in range(settings.n_seq_max):
+                if not context.seq_rm(sequence):
+                    raise StateError(f"the build refused to remove the whole of sequence {sequence}")
+            yield context
+
+    def cold(self, settings: ContextSettings, *pieces: Tokens) -> Logits:
+        """A cold replay: every row of logits of the last piece, after the others, in a context that did nothing else.
+
+        The context has the same settings but a single sequence, no rollback and the full sliding window.
+        """
+        settings = settings.changed(n_seq_max=1, n_rs_seq=0, swa_full=True)
+        *history, last = pieces
+        key = settings, tuple(piece.tobytes() for piece in pieces)
+        if key not in self._cold:
+            if len(self._cold) >= _KEPT_REPLAYS:
+                self._cold.pop(next(iter(self._cold)))
+            with Context(self.model, settings.changed(n_threads=self.setup.n_threads)) as context:
+                for piece in history:
+                    context.decode(piece, outputs="none")
+                self._cold[key] = context.decode(last, outputs="all")
+        return self._cold[key]
 
     def texts(self, seed: int, *counts: int) -> list[Tokens]:
         """Consecutive pieces of one random text, int32 [count] each; every token of the vocabulary may occur."""
@@ -306,6 +356,8 @@ def _prefill_speed(bench: Bench) -> float:
 
 def _capabilities(bench: Bench) -> list[str]:
     found = ["state_files"]
+    if has_high_level(bench.library):
+        found.append("high_level")
     if bench.library.has("llama_state_seq_get_data_ext"):
         found.append("partial_state")
     if bench.model.positions_per_embedding > 1:
