@@ -84,6 +84,18 @@ FAULTS: dict[str, Fault] = {
     "target-sequence-ignored": Fault(
         "a restore always goes to sequence 0", ("RP-03",), "qwen3-mini", lies.TargetSequenceIgnored
     ),
+    "source-sequence-ignored": Fault(
+        "a save always saves sequence 0", ("RP-03",), "qwen3-mini", lies.SourceSequenceIgnored
+    ),
+    "forgets-everything": Fault(
+        "nothing is kept from one call to the next; the first look at a model notices",
+        (),
+        "qwen3-mini",
+        lies.ForgetsBeforeEveryDecode,
+    ),
+    "save-empties-the-source": Fault(
+        "a save removes what it saved", ("RP-01",), "qwen3-mini", lies.SaveEmptiesTheSource
+    ),
     "removal-forgotten": Fault(
         "removing a suffix says yes and does nothing", ("RP-04",), "holo3-mini", lies.RemovalForgotten
     ),
