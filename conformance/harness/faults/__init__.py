@@ -364,6 +364,7 @@ FAULTS: dict[str, Fault] = {
         (
             "SM-05/copies-diverge",
             "SM-05/save-while-a-copy-is-pending",
+            "SM-05/source-changed-while-a-copy-is-pending",
             "SM-09/unified-and-separate-agree",
         ),
         "mamba2-mini",
@@ -542,7 +543,11 @@ FAULTS: dict[str, Fault] = {
     ),
     "removal-leaves-the-state": Fault(
         "a removal of a whole sequence forgets its positions only",
-        ("SM-04/emptied-while-a-rollback-is-pending",),
+        (
+            "SM-04/emptied-while-a-rollback-is-pending",
+            "SM-05/copy-of-a-rolled-back-sequence",
+            "SM-07/rollback-into-a-gap",
+        ),
         "lfm2-mini",
         lies.RemovalLeavesTheLast,
     ),
