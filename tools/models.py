@@ -4,6 +4,7 @@
     python -m tools.models make [NAME ...]
     python -m tools.models fetch [NAME ...]
     python -m tools.models card NAME_OR_GGUF [--build BUILD] [--json]
+    python -m tools.models auto --arch NAME [--build BUILD]
 
 Exit code 0, or 2 when a name, file or build cannot be used.
 """
@@ -23,6 +24,7 @@ from conformance.harness.contract.census import GGUFError
 from conformance.harness.engine import BUNDLED, EngineError
 from conformance.harness.engine.child import ChildDeath
 from fixtures import models
+from fixtures.auto import auto_path
 from fixtures.cards import Card, Floors, card_of
 from fixtures.trained import TRAINED, FetchError
 
@@ -84,6 +86,16 @@ def fetch(
             if name not in TRAINED:
                 raise FetchError(f"there is no trained model {name!r}; choose from {', '.join(TRAINED)}")
             typer.echo(TRAINED[name].fetch())
+
+
+@app.command()
+def auto(
+    arch: Annotated[str, typer.Option(help="An architecture by its name in a GGUF, such as jamba.")],
+    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+) -> None:
+    """Make a tiny model of any architecture from what the build's loader says is missing, and print its path."""
+    with _refusing():
+        typer.echo(auto_path(arch, build))
 
 
 @app.command()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,19 @@ import numpy.typing as npt
 
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
-from conformance.harness.engine import Blob, CacheSide, Context, ContextSettings, Library, Logits, Model, StateFlags
+from conformance.harness.engine import (
+    Blob,
+    CacheSide,
+    Context,
+    ContextSettings,
+    HighLevel,
+    Library,
+    Logits,
+    Model,
+    StateError,
+    StateFlags,
+    has_high_level,
+)
 from conformance.harness.faults import FAULTS
 from conformance.harness.measure.deviation import Deviation, nmse, of_layers, of_logits
 from conformance.harness.measure.kld import Scores
@@ -33,15 +46,23 @@ Floor = Literal["repeat", "threads", "ubatch"]
 Flash = Literal["off", "on"]
 
 _SPEED_TOKENS = 32
+_NOISE_SEED, _NOISE_TOKENS = 99, 24
+_KEPT_REPLAYS = 256
 _FLOOR_SECONDS = 0.4  # of prefill for each run of a floor, within the bounds below
 _FLOOR_TOKENS = (48, 600)
 _FLOOR_ROWS = 16
+_NEIGHBOUR_TOKENS = 5
 _TEXT_TOKENS = 64
 _TRAINED_SHARE = 0.6  # of the surprise that a uniform guess has
 _MANUAL_CHARACTERS = 60_000
 _VARIANTS: dict[Floor, tuple[dict[str, int], ...]] = {
     "repeat": ({},),
-    "ubatch": ({"n_ubatch": 8}, {"n_ubatch": 64}, {"end_calls": _FLOOR_ROWS}),
+    "ubatch": (
+        {"n_ubatch": 8},
+        {"n_ubatch": 64},
+        {"end_calls": _FLOOR_ROWS},
+        {"n_seq_max": 2, "kv_unified": True},
+    ),
     "threads": ({"n_threads": 2},),
 }
 
@@ -92,8 +113,9 @@ class Acquaintance:
     Attributes:
         kinds: memory kinds, as the build says.
         capabilities: what was seen to work.
-        floors: by kind of floor (repeat: same shapes; ubatch: 8 and 64 against 512, and the last tokens one by one;
-            threads: 2 against 1) and flash attention; cells are compared by position.
+        floors: by kind of floor and flash attention; cells are compared by position. repeat: the same again; ubatch: the
+            same sums in other pieces, at ubatch 8 and 64 against 512, with the last tokens one by one, and with a few
+            cells of another sequence in front; threads: 2 against 1.
         prefill_tokens_per_second: of a short text, flash attention off.
         n_bytes: size of the weights.
 
@@ -120,10 +142,45 @@ class Bench:
         self.reference = FAULTS[setup.fault].reference if setup.fault else Reference()
         self._exact: dict[tuple[bytes, int], Logits] = {}
         self._scores: dict[tuple[bytes, int, Arm], Scores] = {}
+        self._cold: dict[tuple[ContextSettings, tuple[bytes, ...]], Logits] = {}
 
     def context(self, settings: ContextSettings) -> Context:
         """A new context, to be used as a context manager."""
         return self._context(self.model, settings.changed(n_threads=self.setup.n_threads))
+
+    def high_level(self) -> HighLevel:
+        """A new `llama_cpp.Llama` on the model, to be used as a context manager."""
+        made = FAULTS[self.setup.fault].high_level if self.setup.fault else HighLevel
+        return made(self.library, self.setup.model_path)
+
+    @contextmanager
+    def used_context(self, settings: ContextSettings) -> Iterator[Context]:
+        """A context in which every sequence was decoded into and removed: zeros would hide reads of what nobody wrote."""
+        noise = self.texts(_NOISE_SEED, *[_NOISE_TOKENS] * settings.n_seq_max)
+        with self.context(settings) as context:
+            for sequence, text in enumerate(noise):
+                context.decode(text, sequence=sequence)
+            for sequence in range(settings.n_seq_max):
+                if not context.seq_rm(sequence):
+                    raise StateError(f"the build refused to remove the whole of sequence {sequence}")
+            yield context
+
+    def cold(self, settings: ContextSettings, *pieces: Tokens) -> Logits:
+        """A cold replay: every row of logits of the last piece, after the others, in a context that did nothing else.
+
+        The context has the same settings but a single sequence, no rollback and the full sliding window.
+        """
+        settings = settings.changed(n_seq_max=1, n_rs_seq=0, swa_full=True)
+        *history, last = pieces
+        key = settings, tuple(piece.tobytes() for piece in pieces)
+        if key not in self._cold:
+            if len(self._cold) >= _KEPT_REPLAYS:
+                self._cold.pop(next(iter(self._cold)))
+            with Context(self.model, settings.changed(n_threads=self.setup.n_threads)) as context:
+                for piece in history:
+                    context.decode(piece, outputs="none")
+                self._cold[key] = context.decode(last, outputs="all")
+        return self._cold[key]
 
     def texts(self, seed: int, *counts: int) -> list[Tokens]:
         """Consecutive pieces of one random text, int32 [count] each; every token of the vocabulary may occur."""
@@ -179,16 +236,21 @@ class Bench:
             return None
         return layer_map(census)
 
-    def state(self, blob: Blob) -> SequenceState:
-        """A full sequence blob, parsed; what the metadata declares decides between two readings, and never more."""
+    def state(self, blob: Blob, *, partial: bool = False) -> SequenceState:
+        """A sequence blob, parsed; what the metadata declares decides between two readings, and never more.
+
+        A partial blob of a model with a sliding window or a recurrent state holds these layers alone.
+        """
         try:
             return parse(blob)
         except BlobError:
-            census = self.census
+            attention, recurrent = self.census.attention, self.census.recurrent
             return parse(
                 blob,
-                attention_layers=None if census.attention is None else len(census.attention),
-                recurrent_layers=None if census.recurrent is None else len(census.recurrent),
+                attention_layers=None
+                if attention is None
+                else sum(layer.sliding or not partial for layer in attention),
+                recurrent_layers=None if recurrent is None else len(recurrent),
             )
 
     def reorders(self, n_tokens: int) -> bool:
@@ -245,6 +307,8 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
     def run(flash: Flash, *, end_calls: int = 1, **variant: int) -> tuple[Logits, SequenceState]:
         settings = ContextSettings(n_threads=setup.n_threads, flash_attn=flash).changed(**variant)
         with bench._context(bench.model, settings) as context:
+            if settings.n_seq_max > 1:
+                context.decode(end[:_NEIGHBOUR_TOKENS], sequence=1, outputs="none")
             context.decode(text, outputs="none")
             logits = [context.decode(part, outputs="all") for part in np.split(end, end_calls)]
             return np.concatenate(logits), bench.state(context.save())
@@ -292,6 +356,8 @@ def _prefill_speed(bench: Bench) -> float:
 
 def _capabilities(bench: Bench) -> list[str]:
     found = ["state_files"]
+    if has_high_level(bench.library):
+        found.append("high_level")
     if bench.library.has("llama_state_seq_get_data_ext"):
         found.append("partial_state")
     if bench.model.positions_per_embedding > 1:

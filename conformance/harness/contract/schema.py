@@ -27,6 +27,7 @@ Capability = Literal[
     "rollback",
     "multi_dimensional_positions",
     "trained_weights",
+    "high_level",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -45,6 +46,7 @@ CAPABILITIES: dict[Capability, str] = {
     "rollback": "rollback of a recurrent state (n_rs_seq > 0)",
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
     "trained_weights": "weights that expect real text more than chance does",
+    "high_level": "the high-level llama_cpp.Llama",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 

@@ -2,6 +2,7 @@
 
 from .context import CACHE_TYPES, Blob, CacheSide, Context, ContextSettings, Logits, StateFlags, TokenBatch
 from .errors import BuildError, DecodeError, EngineError, ModelError, StateError
+from .high_level import HighLevel, has_high_level
 from .library import BUNDLED, BuildIdentity, Library, find_library
 from .model import Model
 
@@ -16,6 +17,7 @@ __all__ = [
     "ContextSettings",
     "DecodeError",
     "EngineError",
+    "HighLevel",
     "Library",
     "Logits",
     "Model",
@@ -24,4 +26,5 @@ __all__ = [
     "StateFlags",
     "TokenBatch",
     "find_library",
+    "has_high_level",
 ]

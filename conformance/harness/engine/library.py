@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from . import abi
 from .errors import BuildError
 
@@ -207,11 +209,11 @@ def _digest(library: Path) -> str:
 def _package_version(library: Path) -> str | None:
     """Version of the Python package that the library lies in, if it lies in one."""
     for folder in library.parents:
-        for name, distribution in (("llama_cpp", "llama_cpp_python"), ("xllamacpp", "xllamacpp")):
+        for name, distribution in (("llama_cpp", "llama-cpp-python"), ("xllamacpp", "xllamacpp")):
             if folder.name == name:
                 for found in metadata.distributions(path=[str(folder.parent)]):
-                    if found.metadata["Name"].replace("-", "_").lower() == distribution:
-                        return f"{found.metadata['Name']} {found.version}"
+                    if canonicalize_name(found.metadata["Name"]) == distribution:
+                        return f"{distribution} {found.version}"
     return None
 
 
@@ -245,7 +247,7 @@ class Library:
         self._bind()
         self.log: list[tuple[int, str]] = []
         self._log_callback = LogCallback(self._keep_log)
-        self.llama_log_set(self._log_callback, None)
+        self.keep_log()
         self.llama_backend_init()
         if self.has("ggml_backend_reg_count") and self.has("ggml_backend_load_all_from_path"):
             if self.ggml_backend_reg_count() == 0:
@@ -304,6 +306,10 @@ class Library:
         times = (ctypes.c_double * 4).from_buffer(result)
         counts = (ctypes.c_int32 * 2).from_buffer(result, 32)
         return {"p_eval_ms": times[2], "eval_ms": times[3], "n_p_eval": counts[0], "n_eval": counts[1]}
+
+    def keep_log(self) -> None:
+        """Have the build log here; whoever sets a callback last gets the lines."""
+        self.llama_log_set(self._log_callback, None)
 
     def _keep_log(self, level: int, text: bytes | None, _: int | None) -> None:
         self.log.append((level, (text or b"").decode(errors="replace").rstrip("\n")))

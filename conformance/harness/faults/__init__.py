@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from conformance.harness.engine import Context
+from conformance.harness.engine import Context, HighLevel
 from conformance.harness.precision.reference import Reference
 
 from . import lies, precision_lies
@@ -24,6 +24,7 @@ class Fault:
         context: the lying engine, or the true one where the precision reference lies instead.
         reference: the precision reference, with the part that lies.
         verdict: how the checks must end.
+        high_level: the lying `llama_cpp.Llama`.
 
     """
 
@@ -33,6 +34,7 @@ class Fault:
     context: type[Context] = Context
     verdict: str = "FAIL"
     reference: Reference = field(default_factory=Reference)
+    high_level: type[HighLevel] = HighLevel
 
 
 FAULTS: dict[str, Fault] = {
@@ -44,6 +46,12 @@ FAULTS: dict[str, Fault] = {
         "the recurrent state holds one more cell for every 128 tokens",
         ("AR-02",),
         "mamba2-mini",
+        lies.RecurrentStateGrows,
+    ),
+    "hybrid-state-grows": Fault(
+        "the recurrent half of the state holds one more cell for every 128 tokens",
+        ("AR-02", "AR-04"),
+        "qwen35-mini",
         lies.RecurrentStateGrows,
     ),
     "cache-type-ignored": Fault(
@@ -79,6 +87,38 @@ FAULTS: dict[str, Fault] = {
     "removal-forgotten": Fault(
         "removing a suffix says yes and does nothing", ("RP-04",), "holo3-mini", lies.RemovalForgotten
     ),
+    "restores-wear-out": Fault(
+        "every restore after a context's first weakens one recurrent layer's s",
+        ("RP-05",),
+        "qwen35-mini",
+        lies.RestoresWearOut,
+    ),
+    "file-tokens-cut": Fault(
+        "a file gives back all of its tokens but the last", ("RP-06",), "qwen3-mini", lies.FileTokensCut
+    ),
+    "context-file-short": Fault(
+        "a file of the whole context brings back its first sequence only",
+        ("RP-06",),
+        "rwkv7-mini",
+        lies.ContextFileShort,
+    ),
+    "context-size-sticks": Fault(
+        "a restore puts each value of one layer into the next cell where n_ctx is another",
+        ("RP-07",),
+        "qwen3-mini",
+        lies.ContextSizeSticks,
+    ),
+    "restore-spills-over": Fault(
+        "a restore clears part of the next sequence", ("RP-08",), "qwen35-mini", lies.RestoreSpillsOver
+    ),
+    "removal-spills-over": Fault(
+        "a removal takes the newest token of the next sequence along", ("RP-08",), "qwen3-mini", lies.RemovalSpillsOver
+    ),
+    "image-positions-swapped": Fault(
+        "a restore takes x for y and y for x", ("RP-10",), "qwen35-mini", lies.ImagePositionsSwapped
+    ),
+    "partial-is-full": Fault("a partial state is the full one", ("RP-13",), "holo3-mini", lies.PartialIsFull),
+    "window-partial-is-full": Fault("a partial state is the full one", ("RP-13",), "gemma3-mini", lies.PartialIsFull),
     "announced-too-large": Fault(
         "the announced size of a state is 8 bytes more than what is written",
         ("RP-09",),
@@ -233,7 +273,272 @@ FAULTS: dict[str, Fault] = {
         "a token decoded alone gets larger logits", ("KS-06",), "qwen3-mini", precision_lies.SingleTokensAreSharper
     ),
     "not-repeatable": Fault(
-        "two identical decodes differ by a relative 1e-6", ("RP-01",), "qwen3-mini", lies.NotRepeatable, "UNKNOWN"
+        "two identical decodes differ by a relative 1e-6",
+        ("RP-01", "BT-05/repeats"),
+        "qwen3-mini",
+        lies.NotRepeatable,
+        "UNKNOWN",
+    ),
+    "removal-forgotten-by-attention": Fault(
+        "a removal of a suffix says yes and does nothing",
+        (
+            "SM-01/suffix-removal",
+            "DC-01/rebuilt",
+        ),
+        "qwen3-mini",
+        lies.RemovalForgotten,
+    ),
+    "rollback-forgotten": Fault(
+        "a removal of a suffix says yes and does nothing",
+        (
+            "SM-01/rollback-whole-last-batch",
+            "SM-01/rollback-after-single-tokens",
+            "SM-01/rollback-within-the-last-batch",
+            "SM-01/rollback-across-ubatches",
+        ),
+        "lfm2-mini",
+        lies.RemovalForgotten,
+    ),
+    "removal-below-the-window-forgotten": Fault(
+        "a removal of a suffix says yes and does nothing",
+        ("SM-07/sliding-window-removal-below-the-window",),
+        "gemma3-mini",
+        lies.RemovalForgotten,
+    ),
+    "refuses-and-removes": Fault(
+        "a removal of a part is refused and takes the whole sequence",
+        ("SM-02",),
+        "mamba2-mini",
+        lies.RefusesAndRemoves,
+    ),
+    "removes-open-ranges-only": Fault(
+        "a removal of a range with an end, or of all sequences, is refused",
+        (
+            "SM-03/whole-removal",
+            "SM-03/removal-wildcard",
+        ),
+        "qwen3-mini",
+        lies.RemovesOpenRangesOnly,
+    ),
+    "empty-range-takes-the-last": Fault(
+        "a removal of an empty range takes the last token",
+        ("SM-03/empty-ranges", "SM-13"),
+        "qwen3-mini",
+        lies.EmptyRangeTakesTheLast,
+    ),
+    "unused-sequence-is-the-first": Fault(
+        "a removal of a sequence without tokens takes sequence 0",
+        ("SM-03/unused-sequences",),
+        "qwen3-mini",
+        lies.UnusedSequenceIsTheFirst,
+    ),
+    "clear-forgotten": Fault(
+        "clearing and keeping one sequence do nothing",
+        (
+            "SM-04/emptied",
+            "SM-04/keeping-one-removes-the-others",
+        ),
+        "mamba2-mini",
+        lies.ClearForgotten,
+    ),
+    "empty-state-ignored": Fault(
+        "the state of an unused sequence is accepted and does nothing",
+        ("SM-04/empty-blob-into-a-dirty-sequence",),
+        "mamba2-mini",
+        lies.EmptyStateIgnored,
+    ),
+    "copy-forgotten": Fault(
+        "copying a sequence does nothing",
+        (
+            "SM-05/copies-diverge",
+            "SM-05/save-while-a-copy-is-pending",
+            "SM-09/unified-and-separate-agree",
+        ),
+        "mamba2-mini",
+        lies.CopyForgotten,
+    ),
+    "copy-takes-all": Fault(
+        "a copy of a part takes the whole sequence",
+        ("SM-09/partial-copy-between-streams",),
+        "qwen3-mini",
+        lies.CopyTakesAll,
+    ),
+    "trims-every-sequence": Fault(
+        "a removal of a part takes it from every sequence",
+        (
+            "SM-06/trimming-a-copy-moves-the-original",
+            "SM-06/saving-the-context-after-trimming-a-copy",
+        ),
+        "qwen3-mini",
+        lies.TrimsEverySequence,
+    ),
+    "decode-trims-the-first": Fault(
+        "decoding into sequence 1 takes the last token of sequence 0",
+        ("SM-06/neighbours",),
+        "qwen3-mini",
+        lies.DecodeTrimsTheFirst,
+    ),
+    "positions-of-nothing": Fault(
+        "an empty sequence is said to begin at 0",
+        ("SM-07/positions-of-what-was-decoded",),
+        "mamba2-mini",
+        lies.PositionsOfNothing,
+    ),
+    "positions-after-abort": Fault(
+        "the last position counts tokens whose decode was aborted",
+        ("SM-07/abort-leaves-a-wrong-position",),
+        "qwen3-mini",
+        lies.PositionsAfterAbort,
+    ),
+    "automatic-positions-mixed-up": Fault(
+        "tokens without positions are decoded from the last to the first",
+        ("SM-08",),
+        "mamba2-mini",
+        lies.AutomaticPositionsMixedUp,
+    ),
+    "full-cache-forgets": Fault(
+        "a full cache loses a token of another sequence",
+        ("SM-10",),
+        "qwen3-mini",
+        lies.FullCacheForgets,
+    ),
+    "leaks-on-load": Fault(
+        "every restore keeps 64 KiB",
+        ("SM-11",),
+        "mamba2-mini",
+        lies.LeaksOnLoad,
+    ),
+    "allocates-on-load": Fault(
+        "every restore needs 400 MiB",
+        (
+            "RB-01/mutated-header",
+            "RB-01/mutated-file",
+        ),
+        "mamba2-mini",
+        lies.AllocatesOnLoad,
+    ),
+    "attention-rows-off-by-one": Fault(
+        "a restore puts each key of one layer into the next cell",
+        ("DC-01/restored",),
+        "qwen3-mini",
+        lies.AttentionRowOffByOne,
+    ),
+    "shift-forgotten": Fault(
+        "a shift does nothing",
+        (
+            "RP-01/save-while-a-shift-is-pending",
+            "SP-03/shift-with-quantized-unrotated-keys",
+            "SP-03/shift-with-bf16-keys",
+        ),
+        "qwen3-mini",
+        lies.ShiftForgotten,
+    ),
+    "shift-removes": Fault(
+        "a shift that is not possible removes the sequence",
+        ("SP-02/shift-where-it-is-not-allowed",),
+        "qwen35-mini",
+        lies.ShiftForgotten,
+    ),
+    "starts-wrong": Fault(
+        "another token is decoded first in sequence 1 and in micro-batches of less than 8",
+        (
+            "BT-01",
+            "BT-03/sequence-ids",
+        ),
+        "qwen3-mini",
+        lies.StartsWrong,
+    ),
+    "sequences-mixed-up": Fault(
+        "rows of several sequences are mixed up, and shared tokens belong to one",
+        (
+            "BT-02",
+            "BT-03/order-of-rows",
+            "BT-03/coupled-sequences",
+        ),
+        "qwen3-mini",
+        lies.SequencesMixedUp,
+    ),
+    "threads-matter": Fault(
+        "two threads give logits that are a thousandth larger",
+        ("BT-05/threads",),
+        "mamba2-mini",
+        lies.ThreadsMatter,
+    ),
+    "accepts-any-state": Fault(
+        "every state is said to have been read",
+        (
+            "RB-01/rejected-restore-leaves-half-a-state",
+            "RB-01/truncated-restore-into-an-empty-context",
+            "RB-01/truncated-file",
+            "RB-01/random-bytes",
+            "RB-01/on-device-restore-of-a-bad-blob",
+            "RP-12/other-cache-type",
+            "RP-12/other-layout-of-v",
+            "RP-12/other-number-of-streams",
+            "RP-12/other-model",
+            "RP-12/rotated-and-unrotated-keys-interchange",
+        ),
+        "qwen3-mini",
+        lies.AcceptsAnyState,
+    ),
+    "cache-types-ignored": Fault(
+        "every cache is f16, whatever was asked for",
+        ("RB-02/quantized-v-without-flash-attention",),
+        "qwen3-mini",
+        lies.CacheTypeIgnored,
+    ),
+    "accepts-any-batch": Fault(
+        "every batch is said to have been decoded",
+        (
+            "RB-02/invalid-batch",
+            "RB-03",
+        ),
+        "qwen3-mini",
+        lies.AcceptsAnyBatch,
+    ),
+    "answers-the-first-prompt": Fault(
+        "the high-level interface generates from the first prompt it saw",
+        (
+            "SM-12/second-completion",
+            "SM-12/high-level-edited-history",
+        ),
+        "qwen3-mini",
+        high_level=lies.AnswersTheFirstPrompt,
+    ),
+    "forgets-what-it-loads": Fault(
+        "the high-level interface is empty after a load, and ignores a reset",
+        (
+            "SM-12/loaded-state",
+            "SM-12/high-level-truncated-load-state",
+            "SM-12/high-level-sample-after-load-state",
+            "SM-12/reset",
+        ),
+        "qwen3-mini",
+        high_level=lies.ForgetsWhatItLoads,
+    ),
+    "whole-context-forgotten": Fault(
+        "a whole context is restored as an empty one",
+        ("RP-01/long-decode-after-a-context-was-restored",),
+        "qwen3-mini",
+        lies.ContextForgotten,
+    ),
+    "copy-fills-the-cache": Fault(
+        "after a copy there is no room for more than 8 tokens",
+        ("SM-10/sliding-cells-of-a-copy",),
+        "gemma3-mini",
+        lies.CopyFillsTheCache,
+    ),
+    "removal-leaves-the-state": Fault(
+        "a removal of a whole sequence forgets its positions only",
+        ("SM-04/emptied-while-a-rollback-is-pending",),
+        "lfm2-mini",
+        lies.RemovalLeavesTheLast,
+    ),
+    "snapshots-mix-up-logits": Fault(
+        "with rollback snapshots the logits are those of another token",
+        ("RB-02/rollback-depth-of-a-micro-batch",),
+        "lfm2-mini",
+        lies.SnapshotsMixUpLogits,
     ),
 }
 

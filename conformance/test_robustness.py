@@ -1,0 +1,434 @@
+"""What does not fit is refused, and nothing breaks: specs/robustness.yaml."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from conformance.harness.bench import Bench, Case, Setup
+from conformance.harness.bench.bench import Tokens
+from conformance.harness.engine import Blob, Context, ContextSettings, ModelError, StateFlags, TokenBatch
+from conformance.harness.engine.child import Child, ChildDeath
+from conformance.harness.engine.process import peak_bytes, reset_peak
+from conformance.harness.exam import NotDecidable, verifies
+from conformance.harness.measure.deviation import Deviation, of_count, of_logits, worst
+from conformance.harness.state import Rows, SequenceState
+from fixtures import models
+
+_NEXT = 3
+_SETTINGS = ContextSettings(n_ctx=512, n_batch=512)
+_SEQUENCE_FLAGS = {"full": StateFlags.FULL, "partial": StateFlags.PARTIAL_ONLY}
+
+
+class Cut(Case):
+    """Of a state after `prefix_tokens` so many thousandths are left."""
+
+    text_seed: int
+    prefix_tokens: int
+    kept: int
+
+
+class Mutated(Case):
+    """In the structure of a state one field, chosen by a number, gets another value."""
+
+    text_seed: int
+    prefix_tokens: int
+    field: int
+    value: str
+
+
+class MutatedFile(Mutated):
+    """The same in a file; `allowed_mib` bounds what reading it may allocate, `allowed_seconds` how long it may take."""
+
+    allowed_mib: int
+    allowed_seconds: int
+
+
+class MutatedBlob(MutatedFile):
+    """The same in memory."""
+
+
+class Bad(Case):
+    """A blob that is none."""
+
+    text_seed: int
+    prefix_tokens: int
+    bad: str
+
+
+class Unsupported(Case):
+    """A setting or a call that the interface rules out."""
+
+    text_seed: int
+    prefix_tokens: int
+    what: str
+
+
+class Ending(Case):
+    """A way in which a build can end its process, or not answer."""
+
+    ending: str
+
+
+class Foreign(Case):
+    """A state from a context of other settings, loaded after `other_tokens`."""
+
+    text_seed: int
+    prefix_tokens: int
+    other_tokens: int
+
+
+class ForeignType(Foreign):
+    """The types of the keys, where it was saved and where it is loaded."""
+
+    saved_as: str
+    loaded_as: str
+
+
+def _refused(bench: Bench, context: Context, history: list[Tokens], prompt: Tokens) -> Deviation:
+    """Whether after a refused load the sequence is unchanged, or empty in both halves, and works."""
+    n = sum(map(len, history))
+    low, high = context.pos_min(), context.pos_max()
+    if high == -1 and low != -1:
+        return Deviation(1.0, "half a state left", "positions", "none, or all as before", f"{low} to {high}")
+    if high == -1:
+        history = []
+    elif high != n - 1:
+        return of_count(high, n - 1, "largest position after a refused load", "")
+    logits = context.decode(prompt, start=high + 1, outputs="all")
+    return of_logits(logits, bench.cold(context.settings, *history, prompt))
+
+
+def _usable(bench: Bench, context: Context, prompt: Tokens) -> Deviation:
+    """Whether a context can be emptied and takes a prompt as a fresh one does."""
+    emptied = of_count(int(context.seq_rm(0)), 1, "removals that worked", "")
+    return worst(
+        [emptied, of_logits(context.decode(prompt, start=0, outputs="all"), bench.cold(context.settings, prompt))]
+    )
+
+
+def _accepted(consumed: int) -> Deviation:
+    return Deviation(float(consumed != 0), "loads that were accepted", "load" if consumed else "", "0", str(consumed))
+
+
+@contextmanager
+def _cheaply(case: MutatedFile) -> Iterator[list[Deviation]]:
+    """Notes whether what is done inside stays within the time and the memory that the case allows."""
+    found: list[Deviation] = []
+    reset_peak()
+    begin, peak = time.perf_counter(), peak_bytes()
+    yield found
+    took, grew = time.perf_counter() - begin, peak_bytes() - peak
+    found.append(of_count(max(int(took) - case.allowed_seconds, 0), 0, "seconds beyond what is allowed", "s"))
+    found.append(of_count(max(grew - (case.allowed_mib << 20), 0), 0, "bytes allocated beyond what is allowed"))
+
+
+# -- RB-01
+
+
+@verifies("RB-01/rejected-restore-leaves-half-a-state", case=Cut)
+def test_a_cut_state_is_refused_by_a_used_sequence(bench: Bench, case: Cut) -> Deviation:
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_SETTINGS) as context:
+        context.decode(prefix)
+        blob = context.save()
+        consumed = context.load(blob[: len(blob) * case.kept // 1000].copy())
+        return worst([_accepted(consumed), _refused(bench, context, [prefix], prompt)])
+
+
+@verifies("RB-01/truncated-restore-into-an-empty-context", case=Cut)
+def test_a_cut_state_is_refused_by_an_empty_context(bench: Bench, case: Cut) -> Deviation:
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.context(_SETTINGS) as context, bench.context(_SETTINGS) as empty:
+        context.decode(prefix)
+        blob = context.save()
+        consumed = empty.load(blob[: len(blob) * case.kept // 1000].copy())
+        return worst([_accepted(consumed), _refused(bench, empty, [], prompt)])
+
+
+@verifies("RB-01/mutated-header", case=MutatedBlob)
+def test_a_state_with_another_header_field_does_no_harm(bench: Bench, case: MutatedBlob) -> Deviation:
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_SETTINGS) as context:
+        context.decode(prefix)
+        blob = _mutated(bench, context.save(), case)
+        with _cheaply(case) as cost:
+            context.load(blob)
+        return worst([*cost, _usable(bench, context, prompt)])
+
+
+def _mutated(bench: Bench, blob: Blob, case: Mutated) -> Blob:
+    """A copy of a blob in which one 32-bit field outside of the tensors has another value."""
+    copy = blob.copy()
+    state = bench.state(copy)
+    structure = np.ones(len(copy), bool)
+    for rows in _tensors(state):
+        begin = rows.bytes.__array_interface__["data"][0] - copy.__array_interface__["data"][0]
+        structure[begin : begin + rows.bytes.size] = False
+    places = np.flatnonzero(structure)
+    place = int(places[case.field % (len(places) // 4) * 4])
+    word = copy[place : place + 4].view("<u4")
+    word[0] = {"zero": 0, "one more": int(word[0]) + 1 & 0xFFFFFFFF, "huge": 0x7FFFFFFF, "all ones": 0xFFFFFFFF}[
+        case.value
+    ]
+    return copy
+
+
+def _tensors(state: SequenceState) -> Iterator[Rows]:
+    for cache in state.attention:
+        for layer in cache.layers:
+            yield layer.k
+            if layer.v is not None:
+                yield layer.v
+    for recurrent in state.recurrent.layers if state.recurrent else ():
+        yield recurrent.r
+        yield recurrent.s
+
+
+@verifies("RB-01/truncated-file", case=Cut)
+def test_a_cut_file_is_refused(bench: Bench, case: Cut) -> Deviation:
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_SETTINGS) as context, tempfile.TemporaryDirectory() as folder:
+        context.decode(prefix)
+        file = Path(folder) / "state"
+        context.save_file(file, prefix)
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) * case.kept // 1000])
+        consumed, _ = context.load_file(file)
+        return worst([_accepted(consumed), _usable(bench, context, prompt)])
+
+
+@verifies("RB-01/mutated-file", case=MutatedFile)
+def test_a_file_with_another_header_field_does_no_harm(bench: Bench, case: MutatedFile) -> Deviation:
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_SETTINGS) as context, tempfile.TemporaryDirectory() as folder:
+        context.decode(prefix)
+        file = Path(folder) / "state"
+        context.save_file(file, prefix)
+        content = np.fromfile(file, np.uint8)
+        head = content[: 4 * (case.field % 3 + 1)].view("<u4")  # magic, version, number of tokens
+        head[-1] = {"zero": 0, "one more": int(head[-1]) + 1, "huge": 0x7FFFFFFF, "all ones": 0xFFFFFFFF}[case.value]
+        content.tofile(file)
+        with _cheaply(case) as cost:
+            context.load_file(file)
+        return worst([*cost, _usable(bench, context, prompt)])
+
+
+@verifies("RB-01/random-bytes", case=Bad)
+def test_bytes_that_are_no_state_are_refused(bench: Bench, case: Bad) -> Deviation:
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_SETTINGS) as context:
+        context.decode(prefix)
+        consumed = context.load(_bad(context.save(), case))
+        return worst([_accepted(consumed), _refused(bench, context, [prefix], prompt)])
+
+
+@verifies("RB-01/on-device-restore-of-a-bad-blob", case=Bad)
+def test_a_bad_blob_is_refused_on_the_device_too(bench: Bench, case: Bad) -> Deviation:
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_SETTINGS) as context:
+        context.decode(prefix)
+        consumed = context.load(_bad(context.save(flags=StateFlags.ON_DEVICE), case), flags=StateFlags.ON_DEVICE)
+        return worst([_accepted(consumed), _refused(bench, context, [prefix], prompt)])
+
+
+def _bad(blob: Blob, case: Bad) -> Blob:
+    random = np.random.default_rng(case.text_seed)
+    match case.bad:
+        case "nothing":
+            return blob[:0].copy()
+        case "short":
+            return blob[: len(blob) // 2].copy()
+        case "noise":
+            return random.integers(0, 256, len(blob), np.uint8)
+        case _:
+            return np.full(len(blob), int(case.bad), np.uint8)
+
+
+# -- RB-02
+
+
+@verifies("RB-02/quantized-v-without-flash-attention", case=Unsupported)
+def test_quantized_values_without_flash_attention_are_refused(bench: Bench, case: Unsupported) -> Deviation:
+    try:
+        with bench.context(_SETTINGS.changed(type_v=case.what, flash_attn="off")) as context:
+            context.decode(*bench.texts(case.text_seed, case.prefix_tokens))
+    except ModelError:
+        return Deviation(0.0, "settings that were accepted")
+    return Deviation(
+        1.0, "settings that were accepted", f"V of {case.what} without flash attention", "refused", "a context"
+    )
+
+
+@verifies("RB-02/invalid-batch", case=Unsupported)
+def test_an_invalid_batch_is_refused_and_changes_nothing(bench: Bench, case: Unsupported) -> Deviation:
+    if case.what == "positions that leave a gap" and bench.model.positions_per_embedding > 1:
+        raise NotDecidable("positions of images leave gaps")
+    prefix, text, prompt = bench.texts(case.text_seed, case.prefix_tokens, 4, _NEXT)
+    n = case.prefix_tokens
+    after = np.arange(n, n + 4, dtype=np.int32)
+    flags = np.zeros(4, np.int8)
+    batch = {
+        "sequence beyond the last": TokenBatch(text, after, flags, 1),
+        "negative sequence": TokenBatch(text, after, flags, -1),
+        "positions that overlap": TokenBatch(text, after - 2, flags),
+        "positions that leave a gap": TokenBatch(text, after + 2, flags),
+        "positions that fall": TokenBatch(text, after[::-1].copy(), flags),
+        "token beyond the vocabulary": TokenBatch(np.full(4, bench.model.n_vocab, np.int32), after, flags),
+        "negative token": TokenBatch(np.full(4, -1, np.int32), after, flags),
+        "no token": TokenBatch(text[:0], after[:0], flags[:0]),
+    }[case.what]
+    with bench.used_context(_SETTINGS) as context:
+        context.decode(prefix)
+        code = context.process(batch)
+        said = Deviation(
+            float(code == 0), "invalid batches that were accepted", case.what if code == 0 else "", "-1", "0"
+        )
+        position = of_count(context.pos_max(), n - 1, "largest position after an invalid batch", "")
+        if said.value or position.value:
+            return worst([said, position])
+        return of_logits(context.decode(prompt, start=n, outputs="all"), bench.cold(_SETTINGS, prefix, prompt))
+
+
+class Depth(Case):
+    """As many rollback snapshots as a micro-batch has tokens, or more."""
+
+    text_seed: int
+    prefix_tokens: int
+    n_rs_seq: int
+    ubatch: int
+
+
+@verifies("RB-02/rollback-depth-of-a-micro-batch", case=Depth)
+def test_more_snapshots_than_a_micro_batch_has_tokens_are_refused_or_work(bench: Bench, case: Depth) -> Deviation:
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    settings = _SETTINGS.changed(n_rs_seq=case.n_rs_seq, n_ubatch=case.ubatch)
+    try:
+        with bench.used_context(settings) as context:
+            context.decode(prefix)
+            return of_logits(context.decode(prompt, outputs="all"), bench.cold(settings, prefix, prompt))
+    except ModelError:
+        return Deviation(0.0, "settings that were accepted")
+
+
+# -- RB-03
+
+
+@verifies("RB-03", case=Ending)
+def test_the_end_of_a_build_is_a_result(bench: Bench, case: Ending) -> Deviation:
+    seen = "an answer"
+    with Child(memory_limit=4 << 30) as child:
+        try:
+            child.call(_ended, bench.setup, case.ending, timeout=60 if case.ending != "hang" else 5)
+        except ChildDeath as death:
+            seen = death.verdict
+        except (ModelError, MemoryError):
+            seen = "refused"
+        survived = child.call(os.getpid) != os.getpid()
+    expected = {"abort": ("CRASH", "refused"), "hang": ("TIMEOUT",), "memory": ("CRASH", "refused")}[case.ending]
+    ended = Deviation(
+        float(seen not in expected), "endings that are no result", case.ending, " or ".join(expected), seen
+    )
+    return worst([ended, of_count(int(survived), 1, "runs that went on", "")])
+
+
+def _ended(setup: Setup, ending: str) -> None:
+    """Make the build end its process, never answer, or ask for more memory than there is."""
+    bench = Bench(setup)
+    (text,) = bench.texts(0, 64)
+    if ending == "memory":
+        with bench.context(ContextSettings(n_ctx=1 << 23)) as context:
+            context.decode(text)
+        return
+    with bench.context(ContextSettings(n_ctx=256, n_batch=32)) as context:
+        if ending == "hang":
+            context.on_abort(_never)
+            context.decode(text[:32])
+        elif context.process(TokenBatch(text, np.arange(64, dtype=np.int32), np.zeros(64, np.int8))) != 0:
+            raise ModelError("a batch beyond n_batch was refused")
+
+
+def _never() -> bool:
+    while True:
+        time.sleep(3600)
+
+
+# -- RP-12
+
+
+def _loaded_elsewhere(bench: Bench, case: Foreign, saved: ContextSettings, loaded: ContextSettings) -> Deviation:
+    prefix, other, prompt = bench.texts(case.text_seed, case.prefix_tokens, case.other_tokens, _NEXT)
+    with bench.used_context(saved) as context, bench.used_context(loaded) as elsewhere:
+        context.decode(prefix)
+        elsewhere.decode(other)
+        consumed = elsewhere.load(context.save())
+        return worst([_accepted(consumed), _usable(bench, elsewhere, prompt)])
+
+
+@verifies("RP-12/other-cache-type", case=ForeignType)
+def test_a_state_of_another_cache_type_is_refused(bench: Bench, case: ForeignType) -> Deviation:
+    if case.saved_as == case.loaded_as:
+        raise NotDecidable("the types are the same")
+    saved, loaded = (_SETTINGS.changed(type_k=name) for name in (case.saved_as, case.loaded_as))
+    return _loaded_elsewhere(bench, case, saved, loaded)
+
+
+@verifies("RP-12/other-layout-of-v", case=Foreign)
+def test_a_state_with_v_laid_out_otherwise_is_refused(bench: Bench, case: Foreign) -> Deviation:
+    return _loaded_elsewhere(bench, case, _SETTINGS.changed(flash_attn="on"), _SETTINGS)
+
+
+@verifies("RP-12/other-number-of-streams", case=Foreign)
+def test_a_state_with_another_number_of_streams_is_refused(bench: Bench, case: Foreign) -> Deviation:
+    return _loaded_elsewhere(bench, case, _SETTINGS, _SETTINGS.changed(n_seq_max=2, n_ctx=1024))
+
+
+class ForeignModel(Foreign):
+    """The state of another fixture model."""
+
+    other_model: str
+
+
+@verifies("RP-12/other-model", case=ForeignModel)
+def test_a_state_of_another_model_is_refused(bench: Bench, case: ForeignModel) -> Deviation:
+    if bench.model.path == models.path(case.other_model):
+        raise NotDecidable("the models are the same")
+    other_bench = Bench(Setup(bench.setup.build, case.other_model))
+    try:
+        with other_bench.context(_SETTINGS) as foreign:
+            foreign.decode(*other_bench.texts(case.text_seed, case.prefix_tokens))
+            blob = foreign.save()
+    finally:
+        other_bench.close()
+    other, prompt = bench.texts(case.text_seed, case.other_tokens, _NEXT)
+    with bench.used_context(_SETTINGS) as context:
+        context.decode(other)
+        consumed = context.load(blob)
+        return worst([_accepted(consumed), _usable(bench, context, prompt)])
+
+
+@verifies("RP-12/rotated-and-unrotated-keys-interchange", case=ForeignType)
+def test_keys_that_are_rotated_otherwise_are_refused_or_fit(bench: Bench, case: ForeignType) -> Deviation:
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    settings = _SETTINGS.changed(type_k=case.saved_as)
+    with bench.context(settings) as context:
+        context.decode(prefix)
+        blob = context.save()
+        expected = context.decode(prompt, outputs="all")
+    with Child(environment={"LLAMA_ATTN_ROT_DISABLE": "1"}) as child:
+        seen = child.call(_continued_from, bench.setup, settings, blob, prompt)
+    return Deviation(0.0, "NMSE of logits") if seen is None else of_logits(seen, expected)
+
+
+def _continued_from(
+    setup: Setup, settings: ContextSettings, blob: Blob, prompt: Tokens
+) -> np.ndarray[tuple[int, int], np.dtype[np.float32]] | None:
+    """What follows a state in this process; None where it is refused."""
+    with Bench(setup).context(settings) as context:
+        return context.decode(prompt, outputs="all") if context.load(blob) else None

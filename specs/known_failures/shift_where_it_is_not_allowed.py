@@ -1,0 +1,58 @@
+"""Shifting positions where llama_memory_can_shift is false aborts the process.
+
+python shift_where_it_is_not_allowed.py MODEL.gguf [LIMIT]     exit code 1, or the death of the process, when the fault shows
+"""
+import ctypes, sys
+import numpy as np
+import llama_cpp as L
+
+L.llama_log_set(LOG := L.llama_log_callback(lambda *_: None), None)
+L.llama_backend_init()
+MODEL = L.llama_model_load_from_file(sys.argv[1].encode(), L.llama_model_default_params())
+N_VOCAB = L.llama_vocab_n_tokens(L.llama_model_get_vocab(MODEL))
+T = np.random.default_rng(0).integers(0, N_VOCAB, 4096).astype(np.int32)
+
+def context(**settings):
+    p = L.llama_context_default_params()
+    usual = dict(n_ctx=2048, n_batch=2048, n_ubatch=512, n_threads=1, n_threads_batch=1, flash_attn_type=0, swa_full=False)
+    for name, value in {**usual, **settings}.items():
+        setattr(p, name, value)
+    return L.llama_init_from_model(MODEL, p)
+
+def dec(c, tokens, start, seq=0):
+    n = len(tokens)
+    b = L.llama_batch_init(n, 0, 8)
+    b.n_tokens = n
+    for i in range(n):
+        ids = [seq] if isinstance(seq, int) else seq[i]
+        b.token[i], b.n_seq_id[i], b.logits[i] = int(tokens[i]), len(ids), 1
+        b.pos[i] = start + i if isinstance(start, int) else start[i]
+        for j, id in enumerate(ids):
+            b.seq_id[i][j] = id
+    code = L.llama_decode(c, b)
+    return code if code else np.ctypeslib.as_array(L.llama_get_logits(c), (n, N_VOCAB)).copy()
+
+def memory(c, call, *arguments):
+    return getattr(L, "llama_memory_" + call)(L.llama_get_memory(c), *arguments)
+
+def save(c, seq=0, flags=0):
+    blob = (ctypes.c_uint8 * L.llama_state_seq_get_size_ext(c, seq, flags))()
+    n = L.llama_state_seq_get_data_ext(c, blob, len(blob), seq, flags)
+    return bytes(blob[:n])
+
+def load(c, blob, seq=0, flags=0):
+    return L.llama_state_seq_set_data_ext(c, (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob), len(blob), seq, flags)
+
+def verdict(expected, seen, what=""):
+    if isinstance(expected, np.ndarray) and isinstance(seen, np.ndarray):
+        far = float(((seen - expected) ** 2).sum() / (expected**2).sum())
+        print(f"{what} first logits expected {expected[0, :3]}, seen {seen[0, :3]}; nmse {far:.2g}")
+        sys.exit(far > (float(sys.argv[2]) if len(sys.argv) > 2 else 1e-5))
+    print(f"{what} expected {expected}, seen {seen}")
+    sys.exit(expected != seen)
+
+c = context()
+dec(c, T[:60], 0)
+print("can_shift", memory(c, "can_shift"), flush=True)
+memory(c, "seq_add", 0, 20, -1, -10)
+verdict("no abort", "no abort")
