@@ -38,6 +38,7 @@ from conformance.harness.precision.ladder import (
     arms_of,
     as_dict,
     check_arms,
+    claim,
     cut,
     measure,
     rows,
@@ -133,9 +134,11 @@ def _run(
     }
     plan = LadderPlan(tokens, arms, identity)
     scorer = Scorer(loaded, census, ubatch, threads)
+    claim(out / "scores", identity)
+    records = _base_of(base, plan, scorer, digest)
     with _progress() as progress:
         task = progress.add_task("scoring", total=len(arms) * chunks)
-        for done, total in measure(plan, scorer, out / "scores", _base_of(base, plan, scorer, digest)):
+        for done, total in measure(plan, scorer, out / "scores", records):
             progress.update(task, completed=done, total=total, description=f"arm {done} of {total}")
     table = [as_dict(row) for row in rows(plan, census, out / "scores", ubatch)]
     write_forms(out, table, {**identity, "chunks": chunks, "positions": table[0]["positions"]}, _notes(ubatch))

@@ -149,7 +149,7 @@ class TailedSequence:
     @property
     def missing(self) -> int:
         """How many rows the worst layer's tail lacks: 0 is full coverage, more is PARTIAL; see `TailLedger`."""
-        return max((part.ledger.missing for part in self._parts), default=0)
+        return max((0, *(kept.ledger.missing for kept in self._parts)))  # rows that are due lack nothing yet
 
     def exact_rows(self, layer: int, side: CacheSide = "k") -> NDArray[np.bool_]:
         """Which rows of a layer have never been rewritten, bool [rows], by the books."""

@@ -110,12 +110,7 @@ def measure(
     folder: Path,
     base_of: Callable[[int], NDArray[np.float32] | Records] | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """Score every arm over every chunk that `folder` does not hold yet; yields (done, total) after each.
-
-    LadderError when the folder holds scores of another run.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    _claim(folder / "identity.json", plan.identity)
+    """Score every arm over every chunk that `folder`, which was claimed, does not hold yet; yields (done, total) each time."""
     total, done = len(plan.arms) * len(plan.tokens), 0
     for chunk, tokens in enumerate(plan.tokens):
         base: NDArray[np.float32] | Records | None = None
@@ -201,8 +196,10 @@ def _scores_path(folder: Path, arm: Arm, chunk: int) -> Path:
     return folder / f"{name}-{chunk}.npz"
 
 
-def _claim(path: Path, identity: dict[str, Any]) -> None:
-    """Write who the folder belongs to, or see that it is this run."""
+def claim(folder: Path, identity: dict[str, Any]) -> None:
+    """Make the folder of a run's scores; LadderError when it holds those of another run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "identity.json"
     text = json.dumps(identity, indent=1, sort_keys=True)
     if path.exists() and path.read_text(encoding="utf-8") != text:
         differing = _differing(path, identity)
