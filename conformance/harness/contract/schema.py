@@ -268,8 +268,8 @@ class Accept(Entry):
         return 0.0 if self.factor is None else self.factor * floor
 
     def holds(self, deviation: float, floor: float) -> bool:
-        """Whether ``deviation`` passes. A deviation or a floor that is not a number never does."""
-        return not math.isnan(floor) and deviation <= self.limit(floor)
+        """Whether ``deviation`` passes. A deviation that is not a number, or a floor that is not finite, never does."""
+        return math.isfinite(floor) and deviation <= self.limit(floor)
 
 
 class Figure(Entry):

@@ -99,6 +99,8 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     limit = accept.limit(floor)
     if accept.holds(deviation.value, floor):
         return Outcome("PASS", None, deviation, floor, limit)
+    if not math.isfinite(floor):
+        return Outcome("UNKNOWN", "the noise of this model under this build is not finite", deviation, floor, limit)
     place = f"{deviation.where}: " if deviation.where else ""
     what = f"{place}expected {deviation.expected}, got {deviation.seen}" if deviation.expected else deviation.where
     if accept.rule == "bitwise" and 0 < deviation.value <= _NOISE_FACTOR * floor:
