@@ -13,7 +13,18 @@ ROOT = Path(__file__).parents[1]
 def main(arguments: list[str]) -> int:
     """Run the suite; 0 the build conforms, 1 it does not, 2 usage or environment."""
     topics = [] if any(a.split("::")[0].endswith(".py") for a in arguments) else [str(ROOT / "conformance")]
-    fixed = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "--ignore", str(ROOT / "conformance/selftests")]
+    fixed = [
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "--rootdir",
+        str(ROOT),
+        "--ignore",
+        str(ROOT / "conformance/selftests"),
+        "-p",
+        "no:cacheprovider",
+        "-W",  # the project's own tests take warnings for errors; a user's run does not end on one
+        "default",
+    ]
     code = pytest.main([*fixed, *arguments, *topics], plugins=["conformance.harness.exam.plugin"])
     return int(code) if code in (0, 1) else 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -172,20 +173,13 @@ def _recurrent_layers(bench: Bench) -> memory.RecurrentLayers | None:
     if not bench.census.recurrent or not key("inner_size"):
         return None
     n_layer = len(bench.census.recurrent)
-    return memory.RecurrentLayers(
-        n_layer, key("conv_kernel"), key("inner_size"), key("group_count"), key("state_size")
-    )
+    return memory.RecurrentLayers(n_layer, key("conv_kernel"), key("inner_size"), key("group_count"), key("state_size"))
 
 
 @cache
-def _holo3() -> dict[str, int]:
-    """Holo3's geometry: the spec's whole numbers."""
-    figures = contract()["AR-04"].figures
-    return {name: figure.value for name, figure in figures.items() if isinstance(figure.value, int)}
-
-
-def _figure(name: str) -> str:
-    return str(contract()["AR-04"].figures[name].value)
+def _holo3() -> dict[str, Any]:
+    """Holo3's geometry and sizes, by their names in the spec."""
+    return {name: figure.value for name, figure in contract()["AR-04"].figures.items()}
 
 
 @cache
@@ -205,8 +199,8 @@ def _documents_caches(kind: str) -> list[tuple[str, Fraction, str, str]]:
         token = memory.bytes_per_token(layers, kind, kind)
         full = memory.footprint([layers], memory.Run(holo3["context_tokens"]), kind).total
         sizes += [
-            ("a token in Holo3's cache", Fraction(token, 1 << 10), _figure("kv_per_token"), "KiB"),
-            ("Holo3's cache at full context", Fraction(full, 1 << 30), _figure("kv_at_full_context"), "GiB"),
+            ("a token in Holo3's cache", Fraction(token, 1 << 10), str(holo3["kv_per_token"]), "KiB"),
+            ("Holo3's cache at full context", Fraction(full, 1 << 30), str(holo3["kv_at_full_context"]), "GiB"),
         ]
     return sizes
 
@@ -222,4 +216,4 @@ def _documents_recurrent_state() -> tuple[Fraction, str]:
         holo3["groups"],
         holo3["state_size"],
     )
-    return Fraction(layers.bytes_per_sequence, memory.MIB), _figure("recurrent_per_sequence")
+    return Fraction(layers.bytes_per_sequence, memory.MIB), str(holo3["recurrent_per_sequence"])

@@ -22,7 +22,9 @@ def lacks_compiler() -> bool:
     """Whether no C or no C++ compiler can be found."""
     candidates = (("CC", ("cc", "gcc", "clang")), ("CXX", ("c++", "g++", "clang++")))
     return any(
-        not any(shutil.which(name) for name in ((os.environ[variable].split()[0],) if os.environ.get(variable) else usual))
+        not any(
+            shutil.which(name) for name in ((os.environ[variable].split()[0],) if os.environ.get(variable) else usual)
+        )
         for variable, usual in candidates
     )
 

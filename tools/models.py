@@ -2,6 +2,7 @@
 
     python -m tools.models list
     python -m tools.models make [NAME ...]
+    python -m tools.models fetch [NAME ...]
     python -m tools.models card NAME_OR_GGUF [--build BUILD] [--json]
     python -m tools.models auto --arch NAME [--build BUILD]
 
@@ -25,6 +26,7 @@ from conformance.harness.engine.child import ChildDeath
 from fixtures import models
 from fixtures.auto import auto_path
 from fixtures.cards import Card, Floors, card_of
+from fixtures.trained import TRAINED, FetchError
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -39,7 +41,7 @@ def _refusing() -> Iterator[None]:
             f"{error.filename}: {error.strerror}; give a file that can be read and a cache that can be written",
             err=True,
         )
-    except (models.UnknownModel, EngineError, ChildDeath, GGUFError) as error:
+    except (models.UnknownModel, FetchError, EngineError, ChildDeath, GGUFError) as error:
         typer.echo(str(error), err=True)
     else:
         return
@@ -57,6 +59,10 @@ def list_models() -> None:
         size = f"{kept.stat().st_size:,} bytes" if kept.exists() else "not written"
         console.print(f"{name:<15} {recipe.arch:<10} layers: {layers:<20} {size}", soft_wrap=True)
         console.print(f"{'':<15} {recipe.purpose}", soft_wrap=True)
+    for trained in TRAINED.values():
+        size = f"{trained.path.stat().st_size:,} bytes" if trained.is_here else "not fetched"
+        console.print(f"{trained.name:<15} {trained.requirement:<31} {size}", soft_wrap=True)
+        console.print(f"{'':<15} {trained.purpose}; {trained.license}", soft_wrap=True)
     console.print(f"kept in {models.cache_folder()}", soft_wrap=True)
 
 
@@ -68,6 +74,18 @@ def make(
     with _refusing():
         for recipe in [models.recipe(name) for name in names or models.names()]:
             typer.echo(models.path(recipe.name))
+
+
+@app.command()
+def fetch(
+    names: Annotated[list[str] | None, typer.Argument(help="Trained models; all when none is named.")] = None,
+) -> None:
+    """Download models with trained weights into the cache, check them, and print their paths."""
+    with _refusing():
+        for name in names or TRAINED:
+            if name not in TRAINED:
+                raise FetchError(f"there is no trained model {name!r}; choose from {', '.join(TRAINED)}")
+            typer.echo(TRAINED[name].fetch())
 
 
 @app.command()

@@ -1,6 +1,19 @@
 """The build and the model under test as a check sees them, and what a check draws."""
 
-from .bench import Acquaintance, Bench, Floor, Measurement, Noise, Piece, Setup, identify, measure, meet, try_on_device
+from .bench import (
+    Acquaintance,
+    Bench,
+    Floor,
+    Measurement,
+    Noise,
+    Piece,
+    Setup,
+    Tokens,
+    identify,
+    measure,
+    meet,
+    try_on_device,
+)
 from .case import FLOAT_TYPES, Case, Decode
 
 __all__ = [
@@ -14,6 +27,7 @@ __all__ = [
     "Noise",
     "Piece",
     "Setup",
+    "Tokens",
     "identify",
     "measure",
     "meet",

@@ -17,6 +17,7 @@ from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
 from conformance.harness.engine import (
     Blob,
+    CacheSide,
     Context,
     ContextSettings,
     HighLevel,
@@ -29,8 +30,14 @@ from conformance.harness.engine import (
 )
 from conformance.harness.faults import FAULTS
 from conformance.harness.measure.deviation import Deviation, nmse, of_layers, of_logits
-from conformance.harness.state import BlobError, LayerMap, SequenceState, compare, parse
+from conformance.harness.measure.kld import Scores
+from conformance.harness.precision.emulation import layer_map
+from conformance.harness.precision.reference import Reference
+from conformance.harness.precision.scoring import Arm, Scorer
+from conformance.harness.state import BlobError, LayerMap, SequenceState, compare, parse, part
 from fixtures import models
+from fixtures.corpora import corpus
+from fixtures.trained import TRAINED, fixture_path
 
 Tokens = npt.NDArray[np.int32]
 Piece = tuple[npt.NDArray[Any], npt.NDArray[np.int32]]
@@ -39,14 +46,24 @@ Floor = Literal["repeat", "threads", "ubatch"]
 Flash = Literal["off", "on"]
 
 _SPEED_TOKENS = 32
+_LEAST_MEMORY = 1e-8  # NMSE; the effect of another past is 1e-3 and more on every fixture model
 _NOISE_SEED, _NOISE_TOKENS = 99, 24
 _KEPT_REPLAYS = 256
 _FLOOR_SECONDS = 0.4  # of prefill for each run of a floor, within the bounds below
 _FLOOR_TOKENS = (48, 600)
 _FLOOR_ROWS = 16
+_NEIGHBOUR_TOKENS = 5
+_TEXT_TOKENS = 64
+_TRAINED_SHARE = 0.6  # of the surprise that a uniform guess has
+_MANUAL_CHARACTERS = 60_000
 _VARIANTS: dict[Floor, tuple[dict[str, int], ...]] = {
     "repeat": ({},),
-    "ubatch": ({"n_ubatch": 8}, {"n_ubatch": 64}, {"end_calls": _FLOOR_ROWS}),
+    "ubatch": (
+        {"n_ubatch": 8},
+        {"n_ubatch": 64},
+        {"end_calls": _FLOOR_ROWS},
+        {"n_seq_max": 2, "kv_unified": True},
+    ),
     "threads": ({"n_threads": 2},),
 }
 
@@ -79,7 +96,7 @@ class Setup:
     @property
     def model_path(self) -> Path:
         """The GGUF; a fixture model is written first when the cache does not hold it."""
-        return models.path(self.model) if self.model in models.names() else Path(self.model)
+        return fixture_path(self.model) if self.model in (*models.names(), *TRAINED) else Path(self.model)
 
 
 @dataclass(frozen=True)
@@ -97,8 +114,11 @@ class Acquaintance:
     Attributes:
         kinds: memory kinds, as the build says.
         capabilities: what was seen to work.
-        floors: by kind of floor (repeat: same shapes; ubatch: 8 and 64 against 512, and the last tokens one by one;
-            threads: 2 against 1) and flash attention; cells are compared by position.
+        floors: by kind of floor and flash attention; cells are compared by position. repeat: the same again; ubatch: the
+            same sums in other pieces, at ubatch 8 and 64 against 512, with the last tokens one by one, and with a few
+            cells of another sequence in front; threads: 2 against 1.
+        remembers: whether logits depend on what was decoded before; where they do not, nothing that is kept can matter,
+            and no check that compares logits would mean anything.
         prefill_tokens_per_second: of a short text, flash attention off.
         n_bytes: size of the weights.
 
@@ -109,6 +129,7 @@ class Acquaintance:
     floors: dict[tuple[Floor, Flash], Noise]
     prefill_tokens_per_second: float
     n_bytes: int
+    remembers: bool = True
 
 
 class Bench:
@@ -122,6 +143,9 @@ class Bench:
         self._context: Callable[[Model, ContextSettings], Context] = (
             FAULTS[setup.fault].context if setup.fault else Context
         )
+        self.reference = FAULTS[setup.fault].reference if setup.fault else Reference()
+        self._exact: dict[tuple[bytes, int], Logits] = {}
+        self._scores: dict[tuple[bytes, int, Arm], Scores] = {}
         self._cold: dict[tuple[ContextSettings, tuple[bytes, ...]], Logits] = {}
 
     def context(self, settings: ContextSettings) -> Context:
@@ -167,6 +191,35 @@ class Bench:
         drawn = np.random.default_rng(seed).integers(0, self.model.n_vocab, sum(counts), dtype=np.int32)
         return np.split(drawn, np.cumsum(counts)[:-1])
 
+    def real_text(self, chunk: int, n: int) -> Tokens:
+        """One of the pieces of n tokens that the reference manual of Python consists of, int32 [n], as this model reads it."""
+        return _piece_of_manual(self.model, chunk, n)
+
+    def scorer(self, ubatch: int) -> Scorer:
+        """Scores cache types and tails over this model in steps of `ubatch`."""
+        return Scorer(
+            self.model, self.census, ubatch, self.setup.n_threads, context=self._context, tailed=self.reference.tailed
+        )
+
+    def divergence(self, arm: Arm, text: Tokens, ubatch: int) -> Scores:
+        """How far an arm is from the exact cache over the second half of a text; measured once for each of them."""
+        key = (text.tobytes(), ubatch)
+        if (*key, arm) not in self._scores:
+            scorer = self.scorer(ubatch)
+            if key not in self._exact:
+                self._exact = {key: scorer.exact(text)}  # one at a time: a whole vocabulary for every position
+            self._scores[*key, arm] = scorer.scores(arm, text, self._exact[key])
+        return self._scores[*key, arm]
+
+    def rows(self, context: Context, layer: int, side: CacheSide) -> tuple[Tokens, npt.NDArray[np.float16]]:
+        """Positions int32 [cells] and K or V rows float16 [cells, width] that a context holds of one attention layer."""
+        assert self.layers is not None
+        state = self.state(context.save())
+        kept = next(
+            cache for cache, layers in zip(state.attention, self.layers.attention, strict=True) if layer in layers
+        )
+        return kept.cells.positions, part(state, layer, side, layers=self.layers).values()
+
     def image(self, seed: int, width: int, height: int, position: int) -> Piece:
         """An image of width x height embeddings at a position: all share t, y and x count from it, z is 0.
 
@@ -185,21 +238,23 @@ class Bench:
         census = self.census
         if census.attention is None or census.recurrent is None:
             return None
-        base = tuple(layer.index for layer in census.attention if not layer.sliding)
-        sliding = tuple(layer.index for layer in census.attention if layer.sliding)
-        caches = (base, sliding) if sliding else (base,) if base else ()
-        return LayerMap(caches, tuple(layer.index for layer in census.recurrent))
+        return layer_map(census)
 
-    def state(self, blob: Blob) -> SequenceState:
-        """A full sequence blob, parsed; what the metadata declares decides between two readings, and never more."""
+    def state(self, blob: Blob, *, partial: bool = False) -> SequenceState:
+        """A sequence blob, parsed; what the metadata declares decides between two readings, and never more.
+
+        A partial blob of a model with a sliding window or a recurrent state holds these layers alone.
+        """
         try:
             return parse(blob)
         except BlobError:
-            census = self.census
+            attention, recurrent = self.census.attention, self.census.recurrent
             return parse(
                 blob,
-                attention_layers=None if census.attention is None else len(census.attention),
-                recurrent_layers=None if census.recurrent is None else len(census.recurrent),
+                attention_layers=None
+                if attention is None
+                else sum(layer.sliding or not partial for layer in attention),
+                recurrent_layers=None if recurrent is None else len(recurrent),
             )
 
     def reorders(self, n_tokens: int) -> bool:
@@ -256,6 +311,8 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
     def run(flash: Flash, *, end_calls: int = 1, **variant: int) -> tuple[Logits, SequenceState]:
         settings = ContextSettings(n_threads=setup.n_threads, flash_attn=flash).changed(**variant)
         with bench._context(bench.model, settings) as context:
+            if settings.n_seq_max > 1:
+                context.decode(end[:_NEIGHBOUR_TOKENS], sequence=1, outputs="none")
             context.decode(text, outputs="none")
             logits = [context.decode(part, outputs="all") for part in np.split(end, end_calls)]
             return np.concatenate(logits), bench.state(context.save())
@@ -276,6 +333,7 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
         floors=measured,
         prefill_tokens_per_second=speed,
         n_bytes=bench.model.n_bytes,
+        remembers=_remembers(bench),
     )
 
 
@@ -287,6 +345,17 @@ def _kinds(model: Model) -> frozenset[Kind]:
     if model.n_swa > 0:
         kinds.add("sliding_window")
     return frozenset(kinds)
+
+
+def _remembers(bench: Bench) -> bool:
+    """Whether one token gives clearly other logits after two different texts."""
+    rows = []
+    for seed in (0, 1):
+        (text,) = bench.texts(seed, _SPEED_TOKENS)
+        with bench.context(ContextSettings(n_ctx=256)) as context:
+            context.decode(text, outputs="none")
+            rows.append(context.decode([1]))
+    return nmse(rows[0], rows[1]) > _LEAST_MEMORY
 
 
 def _prefill_speed(bench: Bench) -> float:
@@ -314,7 +383,32 @@ def _capabilities(bench: Bench) -> list[str]:
             found.append("can_shift")
         if context.n_rs_seq:
             found.append("rollback")
+    if _expects_text(bench):
+        found.append("trained_weights")
     return found
+
+
+def _expects_text(bench: Bench) -> bool:
+    """Whether the model finds real text much likelier than chance would."""
+    if bench.model.metadata("tokenizer.ggml.model") in (None, "none", "no_vocab"):
+        return False
+    text = bench.real_text(0, _TEXT_TOKENS)
+    with bench.context(ContextSettings(n_ctx=256)) as context:
+        logits = context.decode(text, outputs="all")[:-1].astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    surprise = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), text[1:]]
+    return bool(surprise.mean() < _TRAINED_SHARE * np.log(bench.model.n_vocab))
+
+
+@lru_cache(maxsize=8)
+def _manual(model: Model) -> Tokens:
+    return model.tokenize(corpus("pydoc")[:_MANUAL_CHARACTERS], special=False)
+
+
+def _piece_of_manual(model: Model, chunk: int, n: int) -> Tokens:
+    tokens = _manual(model)
+    start = chunk * n % (len(tokens) - n)
+    return tokens[start : start + n]
 
 
 def try_on_device(setup: Setup) -> bool:

@@ -18,7 +18,7 @@ class Subject:
     means ``attention`` and ``recurrent`` together, and a ``sliding_window`` is a kind of ``attention``.
     ``capabilities`` are known to be there, ``unknown_capabilities`` could not be found out, all others are known to be
     missing. ``kinds`` is None when the model's architecture is not known here. ``is_fixture`` is False for a model that
-    the user brought.
+    the user brought. One that is ``only_named`` is examined where an invariant names it, and not where one says "all".
     """
 
     name: str
@@ -27,6 +27,7 @@ class Subject:
     capabilities: frozenset[str] = field(default_factory=frozenset)
     unknown_capabilities: frozenset[str] = field(default_factory=frozenset)
     is_fixture: bool = True
+    only_named: bool = False
 
     def __post_init__(self) -> None:
         if self.kinds is None:
@@ -46,7 +47,8 @@ def applies(invariant: Invariant, subject: Subject) -> str | None:
 
     What could not be found out does not rule the pair out; see ``undecided``.
     """
-    if subject.is_fixture and invariant.models != ("all",) and subject.name not in invariant.models:
+    meant = invariant.models == ("all",) and not subject.only_named
+    if subject.is_fixture and not meant and subject.name not in invariant.models:
         return f"{invariant.id} does not list {subject.name}"
     needs = invariant.needs
     if needs.kinds and subject.kinds is not None and subject.kinds.isdisjoint(needs.kinds):

@@ -20,7 +20,14 @@ from pydantic_core import PydanticCustomError
 
 Kind = Literal["attention", "recurrent", "hybrid", "sliding_window"]
 Capability = Literal[
-    "partial_state", "on_device", "state_files", "can_shift", "rollback", "multi_dimensional_positions", "high_level"
+    "partial_state",
+    "on_device",
+    "state_files",
+    "can_shift",
+    "rollback",
+    "multi_dimensional_positions",
+    "trained_weights",
+    "high_level",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -38,6 +45,7 @@ CAPABILITIES: dict[Capability, str] = {
     "can_shift": "position shifts (can_shift)",
     "rollback": "rollback of a recurrent state (n_rs_seq > 0)",
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
+    "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
@@ -227,21 +235,27 @@ class Accept(Entry):
     """When a measured deviation passes.
 
     ``bitwise``: the same bits, for tensors. ``exact``: the same numbers, for counts and sizes. ``within_floor``: at
-    most ``factor`` times the noise of kind ``floor`` that was measured on the same model and build.
+    most ``factor`` times the noise of kind ``floor`` that was measured on the same model and build. ``at_most``: no more
+    than ``bound``, in the unit of the quantity.
     """
 
-    quantity: Literal["logits", "state", "bytes", "layers"]
-    rule: Literal["bitwise", "exact", "within_floor"]
+    quantity: Literal["logits", "state", "bytes", "layers", "rows", "kld", "share"]
+    rule: Literal["bitwise", "exact", "within_floor", "at_most"]
     factor: Annotated[
         float | None, Field(ge=1, allow_inf_nan=False, description="how many times the floor, 1 or more")
     ] = None
     floor: Literal["repeat", "threads", "ubatch"] | None = None
+    bound: Annotated[float | None, Field(ge=0, allow_inf_nan=False, description="a number from 0 up")] = None
     because: Text
 
     @model_validator(mode="after")
     def _factor_and_floor(self) -> Accept:
-        wanted = self.rule == "within_floor"
-        for key, given in (("factor", self.factor), ("floor", self.floor)):
+        for key, given, rule in (
+            ("factor", self.factor, "within_floor"),
+            ("floor", self.floor, "within_floor"),
+            ("bound", self.bound, "at_most"),
+        ):
+            wanted = self.rule == rule
             if (given is not None) != wanted:
                 does, todo = ("needs", "add it") if wanted else ("takes no", "drop it")
                 raise _wrong(f"the rule {self.rule} {does} {key}", todo)
@@ -249,11 +263,13 @@ class Accept(Entry):
 
     def limit(self, floor: float) -> float:
         """The largest deviation that passes, given the measured noise floor (same unit as the deviation)."""
+        if self.bound is not None:
+            return self.bound
         return 0.0 if self.factor is None else self.factor * floor
 
     def holds(self, deviation: float, floor: float) -> bool:
-        """Whether ``deviation`` passes. A deviation or a floor that is not a number never does."""
-        return not math.isnan(floor) and deviation <= self.limit(floor)
+        """Whether ``deviation`` passes. A deviation that is not a number, or a floor that is not finite, never does."""
+        return math.isfinite(floor) and deviation <= self.limit(floor)
 
 
 class Figure(Entry):

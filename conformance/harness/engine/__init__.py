@@ -1,6 +1,6 @@
 """One llama.cpp build: find it, describe it, drive it, survive it. The only room that knows ctypes."""
 
-from .context import CACHE_TYPES, Blob, Context, ContextSettings, Logits, StateFlags, TokenBatch
+from .context import CACHE_TYPES, Blob, CacheSide, Context, ContextSettings, Logits, StateFlags, TokenBatch
 from .errors import BuildError, DecodeError, EngineError, ModelError, StateError
 from .high_level import HighLevel, has_high_level
 from .library import BUNDLED, BuildIdentity, Library, find_library
@@ -12,6 +12,7 @@ __all__ = [
     "Blob",
     "BuildError",
     "BuildIdentity",
+    "CacheSide",
     "Context",
     "ContextSettings",
     "DecodeError",

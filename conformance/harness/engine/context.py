@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import BuildError, DecodeError, ModelError, StateError
-from .library import AbortCallback, Batch
+from .library import AbortCallback, Batch, EvalCallback
 from .model import Model
 
 #: ggml type numbers of the cache types that upstream llama.cpp offers.
@@ -24,6 +25,12 @@ _FLASH = {"auto": -1, "off": 0, "on": 1}
 Logits = npt.NDArray[np.float32]
 Blob = npt.NDArray[np.uint8]
 Outputs = Literal["last", "all", "none"]
+CacheSide = Literal["k", "v"]
+
+# How llama.cpp names a cache tensor, and the view of it from its first row that a graph writes through; newer builds
+# put the name of the cache before the side.
+_TENSOR_FUNCTIONS = ("ggml_get_name", "ggml_get_data", "ggml_nbytes")
+_CACHE_VIEW = re.compile(rb"cache_\w*([kv])_l(\d+)(?: \(view\))?")
 
 
 class StateFlags(IntFlag):
@@ -39,7 +46,8 @@ class ContextSettings:
     """What a context is made with; sizes are in tokens.
 
     Flash attention is off and one thread is used unless asked otherwise: parity needs the least noisy path, and two
-    spinning threads slow tiny models down.
+    spinning threads slow tiny models down. With `reach_cache` the build's own cache tensors are looked for, so that
+    `Context.cache_rows` can read and write them in place.
     """
 
     n_ctx: int = 1024
@@ -53,6 +61,7 @@ class ContextSettings:
     type_v: str = "f16"
     swa_full: bool = False
     kv_unified: bool = False
+    reach_cache: bool = False
 
     def __post_init__(self) -> None:
         for name in ("type_k", "type_v"):
@@ -139,6 +148,11 @@ class Context:
         params.swa_full, params.kv_unified, params.no_perf = asked.swa_full, asked.kv_unified, False
         if self.library.context_layout.has("n_rs_seq"):
             params.n_rs_seq = asked.n_rs_seq
+        self._cache: dict[tuple[CacheSide, int], tuple[int, int]] = {}  # address and bytes
+        self._cache_known = False
+        self._on_node = EvalCallback(self._note_cache_tensor)
+        if asked.reach_cache and all(self.library.has(name) for name in _TENSOR_FUNCTIONS):
+            params.cb_eval = ctypes.cast(self._on_node, ctypes.c_void_p)
         self.handle: int | None = self.library.llama_init_from_model(model.handle, params)
         if not self.handle:
             raise ModelError(
@@ -265,7 +279,9 @@ class Context:
 
     def process(self, batch: TokenBatch) -> int:
         """One `llama_decode` call as it is; returns the build's code and raises nothing."""
-        return int(self.library.llama_decode(self.handle, batch.as_struct()))
+        code = int(self.library.llama_decode(self.handle, batch.as_struct()))
+        self._cache_known = bool(self._cache)
+        return code
 
     def logits(self, n_outputs: int) -> Logits:
         """The last call's logits, float32 [n_outputs, n_vocab]; a copy."""
@@ -334,6 +350,38 @@ class Context:
     def can_shift(self) -> bool:
         """Whether positions of this memory can be shifted."""
         return bool(self.library.llama_memory_can_shift(self.memory))
+
+    # -- the cache in place
+
+    def _note_cache_tensor(self, tensor: int, _asks: bool, _: int | None) -> bool:
+        """Keep where the cache tensors lie that the first graph uses; no node is ever waited for."""
+        if not self._cache_known and (found := _CACHE_VIEW.fullmatch(self.library.ggml_get_name(tensor))):
+            side: CacheSide = "k" if found[1] == b"k" else "v"
+            place = self.library.ggml_get_data(tensor), self.library.ggml_nbytes(tensor)
+            _, known = self._cache.get((side, int(found[2])), (0, 0))
+            if place[1] > known:  # the view that is written through is the whole tensor, the one that is read is not
+                self._cache[side, int(found[2])] = place
+        return False
+
+    def cache_rows(self, side: CacheSide, layer: int, n_rows: int, row_size: int) -> Blob | None:
+        """The first rows of a cache tensor in the build's own memory, uint8 [n_rows, row_size], writable.
+
+        Row i is cell i of the first stream; V has rows only with flash attention on. None where the tensor was not
+        found: without `reach_cache`, before the first decode, or in a build that does not tell. The caller answers for
+        the size of a row, and compares with a saved state before it trusts the place. Valid until the context closes.
+        """
+        address, n_bytes = self._cache.get((side, layer), (0, 0))
+        if not address:
+            return None
+        if n_rows * row_size > n_bytes:
+            raise StateError(f"{side} of layer {layer} takes {n_bytes} bytes, not {n_rows} rows of {row_size}")
+        return np.ctypeslib.as_array((ctypes.c_uint8 * (n_rows * row_size)).from_address(address)).reshape(
+            n_rows, row_size
+        )
+
+    def cache_bytes(self, side: CacheSide, layer: int) -> int | None:
+        """Bytes of a cache tensor, all its cells; None as `cache_rows`."""
+        return self._cache.get((side, layer), (0, None))[1]
 
     # -- state in memory
 

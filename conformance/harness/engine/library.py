@@ -43,6 +43,7 @@ class Batch(ctypes.Structure):
 LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 AbortCallback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
 ProgressCallback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
+EvalCallback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 # name -> (result type, argument types). `None` as an argument type stands for a struct chosen by the probe.
 _REQUIRED: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -111,6 +112,9 @@ _OPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_backend_load_all_from_path": (None, (_s,)),
     "ggml_backend_reg_count": (_z, ()),
     "ggml_commit": (_s, ()),
+    "ggml_get_name": (_s, (_p,)),
+    "ggml_get_data": (_p, (_p,)),
+    "ggml_nbytes": (_z, (_p,)),
 }
 _STRUCT_RESULTS = ("llama_context_default_params", "llama_model_default_params", "llama_perf_context")
 

@@ -23,6 +23,7 @@ from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.faults import FAULTS
 from conformance.harness.report.results import Check, NotApplicable, Verdict
 from fixtures import models
+from fixtures.trained import TRAINED, fixture_path
 
 from .budget import Sizing, fit
 from .examination import floors_of
@@ -82,6 +83,7 @@ class Session:
     Attributes:
         identity: the build's identity as JSON-able values.
         looks: one per model, in the order of the report.
+        absent: trained models that have not been fetched, each with a sentence that says so.
         expected_failures: pairs of check and model that have an entry among the known failures; their cases need no
             shrinking, since the entry has a small one.
 
@@ -92,6 +94,7 @@ class Session:
     looks: tuple[FirstLook, ...]
     sizings: Mapping[tuple[str, str], Sizing | None]
     expected_failures: frozenset[tuple[str, str]] = frozenset()
+    absent: Mapping[str, str] = field(default_factory=dict)
     _by_name: dict[str, FirstLook] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -156,6 +159,8 @@ class Session:
                     reason = f"left out: it does not fit into --budget {self.options.budget_minutes:g}"
                     planned = planned.settled("SKIPPED", reason=reason)
                 checks.append(planned)
+            named = [name for name in self.absent if name in invariant.models]
+            others += [NotApplicable(id=invariant.id, model=name, reason=self.absent[name]) for name in named]
         return checks, others
 
 
@@ -200,7 +205,9 @@ def prepare(options: Options, contract: Contract) -> Session:
             raise UsageError(
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
-    subjects = [_subject(name) for name in options.models or models.names()]
+    here = [name for name, model in TRAINED.items() if model.is_here]
+    subjects = [_subject(name) for name in options.models or (*models.names(), *here)]
+    absent = {} if options.models else {name: model.absence for name, model in TRAINED.items() if name not in here}
     if len({subject.name for subject in subjects}) < len(subjects):
         raise UsageError(f"--model: two models share a name ({', '.join(each.name for each in subjects)}); rename one")
     floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
@@ -218,7 +225,7 @@ def prepare(options: Options, contract: Contract) -> Session:
                 children.put(child)
 
         looks = tuple(pool.map(look, subjects))
-    return Session(options, identity, looks, _sized(options, contract, looks))
+    return Session(options, identity, looks, _sized(options, contract, looks), absent=absent)
 
 
 def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> dict[tuple[str, str], Sizing | None]:
@@ -235,12 +242,14 @@ def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> 
 
 def _subject(name: str) -> Subject:
     """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares."""
-    is_fixture = name in models.names() and not Path(name).exists()
+    is_fixture = name in (*models.names(), *TRAINED) and not Path(name).exists()
     try:
-        path = models.path(name) if is_fixture else Path(name).expanduser()
+        path = fixture_path(name) if is_fixture else Path(name).expanduser()
     except OSError as error:
-        place = f"model cache {models.cache_folder()}: {error.strerror}"
-        raise UsageError(f"{place}; set LLAMA_CONFORMANCE_CACHE to a folder that can be written") from None
+        place = f"model cache {models.cache_folder()}: {error.strerror or error}"
+        raise UsageError(
+            f"{place}; make room there, or set LLAMA_CONFORMANCE_CACHE to a folder that can be written"
+        ) from None
     try:
         kinds = kinds_of(census_of_gguf(path))
     except GGUFError as error:
@@ -248,7 +257,13 @@ def _subject(name: str) -> Subject:
     except OSError as error:
         fixtures = ", ".join(models.names())
         raise UsageError(f"--model {name}: {error.strerror}; give the path of a GGUF, or one of {fixtures}") from None
-    return Subject(name=name if is_fixture else path.stem, path=path.resolve(), kinds=kinds, is_fixture=is_fixture)
+    return Subject(
+        name=name if is_fixture else path.stem,
+        path=path.resolve(),
+        kinds=kinds,
+        is_fixture=is_fixture,
+        only_named=is_fixture and name in TRAINED,
+    )
 
 
 def _meet(options: Options, subject: Subject, floors: tuple[Floor, ...], child: Child) -> FirstLook:
@@ -263,6 +278,9 @@ def _meet(options: Options, subject: Subject, floors: tuple[Floor, ...], child: 
         return FirstLook(subject, None, "UNKNOWN", str(error))
     except ChildDeath as death:
         return FirstLook(subject, None, death.verdict, f"at the first look at the model the build {death}")
+    if not acquaintance.remembers:
+        reason = "at the first look logits did not depend on what was decoded before, so nothing could be told by them"
+        return FirstLook(subject, None, "FAIL", reason)
     capabilities: set[str] = set(acquaintance.capabilities)
     unknown: set[str] = set()
     try:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -140,6 +140,136 @@ def _first_tensor(state: SequenceState) -> Rows:
     return state.recurrent.layers[0].s if state.recurrent else state.attention[0].layers[0].k
 
 
+class RestoresWearOut(_EditsOnLoad):
+    """Weakens s of the last recurrent layer by a tenth in every restore after a context's first."""
+
+    _restores = 0
+
+    def _lie(self, state: SequenceState) -> None:
+        self._restores += 1
+        if self._restores > 1 and state.recurrent:
+            values = state.recurrent.layers[-1].s.values()
+            values *= np.float32(0.9)
+
+
+class ContextSizeSticks(_EditsOnLoad):
+    """Moves the values of the last attention layer one cell on where n_ctx is not that of the context that saved."""
+
+    _saved_in: ClassVar[int] = 0
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        ContextSizeSticks._saved_in = self.n_ctx
+        return super().save(sequence, flags)
+
+    def _lie(self, state: SequenceState) -> None:
+        values = state.attention[0].layers[-1].v if state.attention else None
+        if values is not None and self.n_ctx != self._saved_in:
+            values.units[:] = np.roll(values.units, 1, axis=0)
+
+
+class ImagePositionsSwapped(_EditsOnLoad):
+    """Takes x for y and y for x."""
+
+    def _lie(self, state: SequenceState) -> None:
+        x, y = state.attention[0].cells.x, state.attention[0].cells.y
+        if x is not None and y is not None:
+            x[:], y[:] = y.copy(), x.copy()
+
+
+class RestoreSpillsOver(Context):
+    """Clears the newest cell of the next sequence's first tensor, or its recurrent state."""
+
+    def load(self, blob: Blob, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
+        consumed = super().load(blob, sequence, flags)
+        neighbour = (sequence + 1) % self.settings.n_seq_max
+        if neighbour != sequence and self.pos_max(neighbour) >= 0:
+            super().load(_edited(self.save(neighbour), _clear_newest), neighbour)
+        return consumed
+
+
+def _clear_newest(state: SequenceState) -> None:
+    _first_tensor(state).units[-1] = 0
+
+
+class RemovalSpillsOver(Context):
+    """Removes the newest token of the next sequence too."""
+
+    def seq_rm(self, sequence: int, begin: int = -1, end: int = -1) -> bool:
+        neighbour = (sequence + 1) % self.settings.n_seq_max
+        if neighbour != sequence and self.pos_max(neighbour) > 0:
+            super().seq_rm(neighbour, self.pos_max(neighbour))
+        return super().seq_rm(sequence, begin, end)
+
+
+class EmptyStateIgnored(Context):
+    """Accepts the state of an empty sequence and leaves everything as it is."""
+
+    def load(self, blob: Blob, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
+        state = parse(blob)
+        empty = not (state.recurrent and len(state.recurrent.cells)) and not any(len(c.cells) for c in state.attention)
+        return len(blob) if empty else super().load(blob, sequence, flags)
+
+
+class FileTokensCut(Context):
+    """Gives back all tokens of a file but the last."""
+
+    def load_file(
+        self, path: str | Path, sequence: int = 0, *, capacity: int = 65536
+    ) -> tuple[int, npt.NDArray[np.int32]]:
+        consumed, tokens = super().load_file(path, sequence, capacity=capacity)
+        return consumed, tokens[:-1]
+
+    def load_context_file(self, path: str | Path, *, capacity: int = 65536) -> tuple[bool, npt.NDArray[np.int32]]:
+        accepted, tokens = super().load_context_file(path, capacity=capacity)
+        return accepted, tokens[:-1]
+
+
+class ContextFileShort(Context):
+    """Loads the first sequence of a whole context and forgets the second."""
+
+    def load_context_file(self, path: str | Path, *, capacity: int = 65536) -> tuple[bool, npt.NDArray[np.int32]]:
+        accepted, tokens = super().load_context_file(path, capacity=capacity)
+        self.seq_rm(1)
+        return accepted, tokens
+
+
+class PartialIsFull(Context):
+    """Saves and loads the full state where a partial one is asked for."""
+
+    def announced_bytes(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
+        return super().announced_bytes(sequence, flags & ~StateFlags.PARTIAL_ONLY)
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        return super().save(sequence, flags & ~StateFlags.PARTIAL_ONLY)
+
+    def load(self, blob: Blob, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
+        return super().load(blob, sequence, flags & ~StateFlags.PARTIAL_ONLY)
+
+
+class SourceSequenceIgnored(Context):
+    """Saves sequence 0."""
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        return super().save(0, flags)
+
+
+class SaveEmptiesTheSource(Context):
+    """Removes what it saved."""
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        blob = super().save(sequence, flags)
+        self.seq_rm(sequence)
+        return blob
+
+
+class ForgetsBeforeEveryDecode(Context):
+    """Keeps nothing from one call to the next."""
+
+    def process(self, batch: TokenBatch) -> int:
+        self.clear()
+        return super().process(batch)
+
+
 class TargetSequenceIgnored(Context):
     """Restores into sequence 0."""
 
@@ -234,14 +364,6 @@ class ClearForgotten(Context):
 
     def seq_keep(self, sequence: int) -> None:
         pass
-
-
-class EmptyStateIgnored(Context):
-    """Accepts the state of an unused sequence and leaves everything as it was."""
-
-    def load(self, blob: Blob, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
-        recurrent = parse(blob).recurrent
-        return len(blob) if recurrent and not len(recurrent.cells) else super().load(blob, sequence, flags)
 
 
 class CopyForgotten(Context):

@@ -125,6 +125,12 @@ def of_printed(seen: Fraction, figure: str, what: str, unit: str) -> Deviation:
     return Deviation(share, f"share of {what}", where, f"{figure} {unit}", f"{float(seen):.8g} {unit}")
 
 
+def of_amount(value: float, what: str, unit: str, expected: str = "", seen: str = "") -> Deviation:
+    """An amount that should be small, in a unit of its own: 0 where it is not above 0, NaN stays so."""
+    amount = value if math.isnan(value) else max(value, 0.0)
+    return Deviation(amount, f"{what}, {unit}", "" if amount == 0 else what, expected, seen)
+
+
 def worst(deviations: Iterable[Deviation]) -> Deviation:
     """The deviation with the largest value; one that is not a number counts as the largest."""
     found: Sequence[Deviation] = list(deviations)

@@ -1,1 +1,1 @@
-"""Cache precision without an engine: codecs, KVarN, the precision tail, attention and memory they imply."""
+"""Cache precision: codecs, KVarN, the precision tail, attention and memory they imply, and all of it on a real build."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.harness.report.results import VERDICTS, Check, Results, Verdict
+from conformance.harness.report.results import VERDICTS, Check, NotApplicable, Results, Verdict
 from conformance.harness.report.wording import describe, models_not_concerned, models_not_run, printable, worst
 
 _STYLES: dict[Verdict, str] = {
@@ -30,17 +31,37 @@ def print_results(results: Results, console: Console) -> None:
     Readable at 80 columns and without colour; a wider terminal shows more of the titles. The last line is the verdict.
     """
     console.print(_table(results, console.width))
+    for (id, reason), models in _known(results.checks).items():
+        console.print(_text(f"KNOWN {id} on {', '.join(models)}: {reason}"))
     for check in results.checks:
-        if check.verdict != "PASS" and check.has_run:
+        if check.verdict not in ("PASS", "KNOWN") and check.has_run:
             _print_check(check, console)
     for id, models in models_not_run(results.checks).items():
         console.print(_text(f"UNKNOWN {id} was not run on {', '.join(models)}"))
-    for (id, reason), models in models_not_concerned(results.not_applicable).items():
-        console.print(_text(f"{id} does not apply to {', '.join(models)}: {reason}"))
+    for (names, reason), ids in _not_concerned(results.not_applicable).items():
+        verb = "does" if len(ids) == 1 else "do"
+        console.print(_text(f"{', '.join(ids)} {verb} not apply to {', '.join(names)}: {reason}"))
     for note in results.notes:
         console.print(_text(f"note: {note}"))
     style = "bold green" if results.summary.exit_code == 0 else "bold red"
     console.print(_text(results.summary.line, style), soft_wrap=True)
+
+
+def _known(checks: Sequence[Check]) -> Mapping[tuple[str, str], list[str]]:
+    """The models on which a check failed as expected, by the check's id and what excuses it; the report has the rest."""
+    models: dict[tuple[str, str], list[str]] = {}
+    for check in checks:
+        if check.verdict == "KNOWN":
+            models.setdefault((check.id, check.reason or ""), []).append(check.model)
+    return models
+
+
+def _not_concerned(pairs: Iterable[NotApplicable]) -> Mapping[tuple[tuple[str, ...], str], list[str]]:
+    """The checks that do not apply to some models for one reason, by these models and the reason."""
+    ids: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for (id, reason), models in models_not_concerned(pairs).items():
+        ids.setdefault((tuple(models), reason.replace(id, "the spec")), []).append(id)
+    return ids
 
 
 def _table(results: Results, width: int) -> Table:

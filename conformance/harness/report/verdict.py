@@ -65,7 +65,7 @@ def _tally(checks: Sequence[Check], not_applicable: Sequence[NotApplicable]) -> 
         yield f"{passed} passed"
     known = [check for check in checks if check.verdict == "KNOWN"]
     if known:
-        reasons = dict.fromkeys(f"{check.id}, {check.reason}" for check in known)
+        reasons = dict.fromkeys(f"{check.id}, {(check.reason or '').partition(': ')[0]}" for check in known)
         yield f"{len(known)} known failure{'s' * (len(known) > 1)} ({_first(list(reasons))})"
     informative = [check for check in checks if not check.required and check.verdict not in ("PASS", "KNOWN")]
     if informative:

@@ -1,0 +1,108 @@
+"""How far caches of some type and tail move a model's next-token distributions from those of its exact cache.
+
+Text is teacher-forced: every arm decodes the same tokens in steps of the same size as the exact cache, and the logits of
+the second half of the context are scored on the token that follows, as llama-perplexity does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.harness.contract.census import ModelCensus
+from conformance.harness.engine import CACHE_TYPES, Context, ContextSettings, Logits, Model
+from conformance.harness.measure.kld import Scores, score, score_records
+from conformance.harness.precision.emulation import EXACT, CacheChoice, TailedSequence, settings_for
+
+Tokens = NDArray[np.int32]
+Records = NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A cache under comparison: emulated over a 16-bit cache, or `native`, the build's own of that type."""
+
+    choice: CacheChoice
+    native: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people: ``q4_0``, ``kvarn4/q5_0``, with ``native`` or ``not rotated`` where that holds."""
+        choice = self.choice
+        types = choice.key if choice.key == choice.value else f"{choice.key}/{choice.value}"
+        how = " native" if self.native else " with KVarN's exact rows" if choice.as_kvarn else ""
+        return types + how + ("" if choice.rotated else " not rotated")
+
+    @classmethod
+    def native_of(cls, name: str) -> Arm:
+        """The build's own cache type."""
+        return cls(CacheChoice.of(name), native=True)
+
+
+def native_types() -> tuple[str, ...]:
+    """The quantized cache types that an upstream build has."""
+    return tuple(name for name in CACHE_TYPES if name not in ("f32", "f16", "bf16"))
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """What all arms over one model have in common.
+
+    Attributes:
+        context: makes a context of the model.
+        tailed: decodes over a body and a tail.
+        ubatch: tokens in a step, of the exact cache as of every arm.
+
+    """
+
+    model: Model
+    census: ModelCensus
+    ubatch: int
+    n_threads: int = 1
+    context: Callable[[Model, ContextSettings], Context] = Context
+    tailed: Callable[[Context, ModelCensus, CacheChoice], TailedSequence] = TailedSequence
+
+    def steps(self, arm: Arm, tokens: Tokens) -> Iterator[Logits]:
+        """Logits of the scored positions, step by step: float32 [n, n_vocab] from the middle to the last but one."""
+        settings = settings_for(len(tokens), self.ubatch, n_threads=self.n_threads)
+        if arm.native:
+            settings = settings.changed(type_k=arm.choice.key, type_v=arm.choice.value, reach_cache=False)
+        first = first_scored(len(tokens))
+        with self.context(self.model, settings) as context:
+            decode: Callable[..., Logits] = context.decode
+            if not arm.native and {arm.choice.key, arm.choice.value} != {EXACT}:
+                decode = self.tailed(context, self.census, arm.choice).decode
+            for start in range(0, len(tokens) - 1, self.ubatch):
+                step = tokens[start : min(start + self.ubatch, len(tokens) - 1)]
+                unscored = max(first - start, 0)
+                if unscored >= len(step):
+                    decode(step, outputs="none")
+                else:
+                    yield decode(step, outputs="all")[unscored:]
+
+    def exact(self, tokens: Tokens) -> Logits:
+        """The exact cache's logits of the scored positions, float32 [scored, n_vocab]."""
+        return np.concatenate(list(self.steps(Arm(CacheChoice.of(EXACT)), tokens)))
+
+    def scores(self, arm: Arm, tokens: Tokens, base: Logits | Records) -> Scores:
+        """Score an arm over tokens int32 [n] against `base`, which holds every scored position.
+
+        `base` are the exact cache's logits float32 [scored, n_vocab], or records of a KLD base file.
+        """
+        following = tokens[first_scored(len(tokens)) + 1 :]
+        found: list[Scores] = []
+        done = 0
+        for logits in self.steps(arm, tokens):
+            span = slice(done, done + len(logits))
+            judge: Callable[..., Scores] = score_records if base.dtype == np.uint16 else score
+            found.append(judge(base[span], logits, following[span]))
+            done += len(logits)
+        return Scores(*(np.concatenate([getattr(part, name) for part in found]) for name in ("kld", "dp", "same_top")))
+
+
+def first_scored(n: int) -> int:
+    """The first of n positions that is scored."""
+    return n // 2

@@ -1,0 +1,153 @@
+"""More bits, less divergence, and the reference beside the build's own cache types: specs/kv_ladder.yaml."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance.harness.bench import Bench, Case
+from conformance.harness.engine import CacheSide
+from conformance.harness.exam import verifies
+from conformance.harness.measure.deviation import Deviation, of_amount, worst
+from conformance.harness.measure.kld import median_change
+from conformance.harness.precision.codecs import codec
+from conformance.harness.precision.emulation import CacheChoice, settings_for
+from conformance.harness.precision.rotation import rotate
+from conformance.harness.precision.scoring import Arm
+from conformance.harness.state import part
+from conformance.test_precision_tail import SIDES, first_attention_layer, of_rise
+
+FINER = {"q2_0": "q3_0", "q3_0": "q4_0", "q4_0": "q5_0", "q5_0": "q6_0", "q6_0": "q8_0"}
+NEXT_STANDARD = {"kvarn4": "q5_0", "kvarn5": "q6_0", "kvarn6": "q8_0"}
+
+
+class Step(Case):
+    """A piece of real text under a body and the next finer one, at a tail."""
+
+    chunk: int
+    context_tokens: int
+    ubatch: int
+    coarser: str
+    tail: int
+
+
+class Native(Case):
+    """A random text in the build's own cache type."""
+
+    text_seed: int
+    tokens: int
+    ubatch: int
+    cache_type: str
+
+
+class Beside(Case):
+    """A piece of real text under the build's own cache type and under the emulated one, token by token."""
+
+    chunk: int
+    context_tokens: int
+    cache_type: str
+
+
+class OneSide(Case):
+    """A piece of real text with only K, only V, and both in a type."""
+
+    chunk: int
+    context_tokens: int
+    ubatch: int
+    body: str
+
+
+class AboveStandard(Case):
+    """A piece of real text under a KVarN type and under the standard type a bit above it, the same rows exact."""
+
+    chunk: int
+    context_tokens: int
+    ubatch: int
+    body: str
+
+
+@verifies("KL-01", case=Step)
+def test_more_bits_do_not_raise_the_median_divergence(bench: Bench, case: Step) -> Deviation:
+    text = bench.real_text(case.chunk, case.context_tokens)
+    coarse, fine = (
+        bench.divergence(Arm(CacheChoice.of(name, case.tail)), text, case.ubatch).kld
+        for name in (case.coarser, FINER[case.coarser])
+    )
+    return of_rise(coarse, fine, f"{FINER[case.coarser]} against {case.coarser} at a tail of {case.tail}")
+
+
+@verifies("KL-02", case=Native)
+def test_the_emulated_body_has_the_blocks_of_the_builds_own_cache_type(bench: Bench, case: Native) -> Deviation:
+    (text,) = bench.texts(case.text_seed, case.tokens)
+    layer = first_attention_layer(bench)
+    kind = codec(case.cache_type)
+    settings = settings_for(case.tokens, case.ubatch)
+    found = []
+    with (
+        bench.context(settings.changed(reach_cache=False, type_k="f32", type_v="f32")) as plain,
+        bench.context(settings.changed(reach_cache=False, type_k=kind.name, type_v=kind.name)) as native,
+    ):
+        plain.decode(text, outputs="none")
+        native.decode(text, outputs="none")
+        exact, kept = bench.state(plain.save()), bench.state(native.save())
+    for side in SIDES:
+        found.append(_blocks(bench, kind.name, layer, side, exact, kept))
+    return worst(found)
+
+
+def _blocks(bench: Bench, kind: str, layer: int, side: CacheSide, exact: object, kept: object) -> Deviation:
+    """Share of a layer's blocks that are not those of the exact rows, encoded as the reference's body does."""
+    rows = part(exact, layer, side, layers=bench.layers).floats().astype(np.float32)  # type: ignore[arg-type]
+    seen = part(kept, layer, side, layers=bench.layers)  # type: ignore[arg-type]
+    shape = next(each for each in bench.census.attention or () if each.index == layer)
+    what = f"blocks of {side.upper()} in layer {layer} that differ from the reference's {kind}"
+    if seen.type != kind:
+        return Deviation(1.0, what, what, kind, seen.type)
+    chosen = bench.reference.body(kind, shape.key_dim if side == "k" else shape.value_dim, side)
+    width = getattr(chosen, "width", None)
+    expected = codec(kind).encode(rotate(rows, width) if width else rows)
+    differs = (expected.reshape(seen.units.shape) != seen.units).any(axis=-1)
+    share = float(differs.mean())
+    return Deviation(share, what, what if share else "", "0 blocks", f"{int(differs.sum())} of {differs.size}")
+
+
+@verifies("KL-03", case=OneSide)
+def test_one_quantized_side_costs_no_more_than_both(bench: Bench, case: OneSide) -> Deviation:
+    text = bench.real_text(case.chunk, case.context_tokens)
+    key, value, both = (
+        bench.divergence(Arm(choice), text, case.ubatch).kld
+        for choice in (CacheChoice(case.body, "f16"), CacheChoice("f16", case.body), CacheChoice.of(case.body))
+    )
+    worse = max(median_change(both, alone, seed=1).low for alone in (key, value))
+    return of_amount(
+        worse,
+        f"median KLD of {case.body} on one side above that of both, by the low end of the paired interval",
+        "nats",
+        f"at most {np.median(both):.6f}",
+        f"K only {np.median(key):.6f}, V only {np.median(value):.6f}",
+    )
+
+
+@verifies("KL-04", case=AboveStandard)
+def test_kvarn_keeps_up_with_the_standard_type_a_bit_above_it(bench: Bench, case: AboveStandard) -> Deviation:
+    text = bench.real_text(case.chunk, case.context_tokens)
+    standard = NEXT_STANDARD[case.body]
+    mine, theirs = (
+        float(np.median(bench.divergence(Arm(choice), text, case.ubatch).kld))
+        for choice in (CacheChoice.of(case.body), CacheChoice.of(standard, as_kvarn=True))
+    )
+    return of_amount(
+        mine - theirs, f"median KLD of {case.body} above {standard}", "nats", f"{theirs:.6f}", f"{mine:.6f}"
+    )
+
+
+@verifies("KL-05", case=Beside)
+def test_token_by_token_the_emulated_body_diverges_as_the_builds_own_type(bench: Bench, case: Beside) -> Deviation:
+    text = bench.real_text(case.chunk, case.context_tokens)
+    native, emulated = (
+        float(np.median(bench.divergence(arm, text, 1).kld))
+        for arm in (Arm.native_of(case.cache_type), Arm(CacheChoice.of(case.cache_type)))
+    )
+    off = abs(float(np.log2(emulated / native))) if native > 0 and emulated > 0 else float("nan")
+    return of_amount(
+        off, f"median KLD of emulated against native {case.cache_type}", "octaves", f"{native:.6f}", f"{emulated:.6f}"
+    )
