@@ -20,6 +20,10 @@ def main(arguments: list[str]) -> int:
         str(ROOT),
         "--ignore",
         str(ROOT / "conformance/selftests"),
+        "-p",
+        "no:cacheprovider",
+        "-W",  # the project's own tests take warnings for errors; a user's run does not end on one
+        "default",
     ]
     code = pytest.main([*fixed, *arguments, *topics], plugins=["conformance.harness.exam.plugin"])
     return int(code) if code in (0, 1) else 2

@@ -36,7 +36,7 @@ class Rollback(Text):
 
 
 class EmptiedRollback(Rollback):
-    """The whole sequence is removed after that, by one of the ways to say so."""
+    """The whole sequence is removed after that, by one of the ways to say so, or because another one is kept."""
 
     arguments: str
 
@@ -112,6 +112,12 @@ class Copy(Text):
     used_destination: bool
 
 
+class Refilled(Text):
+    """The source of a copy is replaced at once."""
+
+    kv_unified: bool
+
+
 class PartialCopy(Text):
     """A copy of the first `copied_tokens` tokens."""
 
@@ -144,6 +150,12 @@ class Pieces(Text):
 
     more_tokens: int
     ubatch: int
+
+
+class Gap(Text):
+    """The last token moves on by `gap` positions, and is removed."""
+
+    gap: int
 
 
 class Abort(Text):
@@ -410,11 +422,15 @@ def test_loading_the_state_of_an_unused_sequence_empties_a_sequence(bench: Bench
 @verifies("SM-04/emptied-while-a-rollback-is-pending", case=EmptiedRollback)
 def test_a_sequence_emptied_right_after_a_rollback_is_empty(bench: Bench, case: EmptiedRollback) -> Deviation:
     text, prompt = bench.texts(case.text_seed, case.prefix_tokens + case.depth, _NEXT)
-    with bench.used_context(_settings(n_rs_seq=case.n_rs_seq)) as context:
+    settings = _settings(n_rs_seq=case.n_rs_seq, n_seq_max=2, kv_unified=True)
+    with bench.used_context(settings) as context:
         context.decode(text)
         if not context.seq_rm(0, case.prefix_tokens):
             raise NotDecidable("the build refused the rollback")
-        context.seq_rm(0, *_WHOLE[case.arguments])
+        if case.arguments == "keep another":
+            context.seq_keep(1)
+        else:
+            context.seq_rm(0, *_WHOLE[case.arguments])
         return worst([_is_empty(context), _prompted(bench, context, prompt)])
 
 
@@ -459,6 +475,32 @@ def test_a_copy_is_saved_before_anything_is_decoded(bench: Bench, case: Copy) ->
         context.seq_cp(0, 1)
         elsewhere.restore(context.save(1))
         return _continued(bench, elsewhere, [text], following)
+
+
+@verifies("SM-05/source-changed-while-a-copy-is-pending", case=Refilled)
+def test_a_copy_is_of_what_the_source_held_when_it_was_copied(bench: Bench, case: Refilled) -> Deviation:
+    text, other, following = bench.texts(case.text_seed, case.prefix_tokens, case.prefix_tokens, _NEXT)
+    settings = _settings(n_seq_max=2, n_ctx=1024, kv_unified=case.kv_unified)
+    with bench.used_context(settings) as context, bench.used_context(settings) as elsewhere:
+        elsewhere.decode(other)
+        context.decode(text)
+        context.seq_cp(0, 1)
+        context.restore(elsewhere.save())
+        copied = _continued(bench, context, [text], following, sequence=1)
+        return worst([copied, _continued(bench, context, [other], following)])
+
+
+@verifies("SM-05/copy-of-a-rolled-back-sequence", case=Rollback)
+def test_a_copy_right_after_a_rollback_is_rolled_back_too(bench: Bench, case: Rollback) -> Deviation:
+    text, following = bench.texts(case.text_seed, case.prefix_tokens + case.depth, _NEXT)
+    with bench.used_context(_settings(n_rs_seq=case.n_rs_seq, n_seq_max=2, kv_unified=True)) as context:
+        context.decode(text)
+        if not context.seq_rm(0, case.prefix_tokens):
+            raise NotDecidable("the build refused the rollback")
+        context.seq_cp(0, 1)
+        history = [text[: case.prefix_tokens]]
+        copied = _continued(bench, context, history, following, sequence=1)
+        return worst([copied, _continued(bench, context, history, following)])
 
 
 # -- SM-06
@@ -587,6 +629,22 @@ def test_a_removal_below_the_sliding_window(bench: Bench, case: Suffix) -> Devia
         if context.seq_rm(0, len(prefix)):
             return _continued(bench, context, [prefix], following)
         return _continued(bench, context, [prefix, removed], following)
+
+
+@verifies("SM-07/rollback-into-a-gap", case=Gap)
+def test_a_rollback_to_where_positions_have_a_gap(bench: Bench, case: Gap) -> Deviation:
+    (text,) = bench.texts(case.text_seed, case.prefix_tokens)
+    last = case.prefix_tokens - 1
+    with bench.used_context(_settings(n_rs_seq=8)) as context:
+        context.decode(text)
+        if not context.can_shift:
+            raise NotDecidable("positions of this memory cannot be shifted")
+        context.seq_add(0, last, -1, case.gap)
+        agreed = context.seq_rm(0, last + case.gap)
+        expected = last - 1 if agreed else last + case.gap
+        low, high = context.pos_min(), context.pos_max()
+        crossed = of_count(max(low - high, 0), 0, f"positions from {low} to {high}", "")
+        return worst([of_count(high, expected, "largest position", ""), crossed])
 
 
 # -- SM-08

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -48,7 +49,7 @@ def test_a_run_leaves_a_verdict_for_people_and_for_machines(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\nCONFORMS: " in done.stdout
     results = read_results(tmp_path / "report")
-    assert {check.verdict for check in results.checks} == {"PASS"}
+    assert {check.verdict for check in results.checks} == {"PASS", "KNOWN"}
     assert {check.id for check in results.checks} | {pair.id for pair in results.not_applicable} >= {"AR-01", "RP-04"}
     assert (tmp_path / "report" / "junit.xml").is_file()
 
@@ -73,6 +74,32 @@ def test_a_failure_replays_in_a_fresh_process(tmp_path: Path) -> None:
     again = replayed(check["replay"])
     assert again.returncode == 1
     assert f"deviation {check['deviation']:.3g} " in again.stdout
+
+
+def test_an_engine_that_keeps_nothing_passes_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path / "report", "--inject-fault", "forgets-everything")
+    assert done.returncode == 1
+    checks = content(tmp_path / "report")["checks"]
+    assert {check["verdict"] for check in checks} == {"FAIL"}
+    assert "did not depend on what was decoded before" in checks[0]["reason"]
+
+
+def test_two_runs_do_not_share_a_report(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    report.mkdir()
+    with (report / "results.jsonl").open("w") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        done = run(report)
+    assert done.returncode == 2
+    assert "another run is writing its report" in done.stdout + done.stderr
+
+
+def test_a_name_that_pytest_would_escape_is_a_name_like_any_other(tmp_path: Path) -> None:
+    model = tmp_path / "ü [x] \\ 'y'.gguf"
+    model.write_bytes(models.path("mamba2-mini").read_bytes())
+    done = run(tmp_path / "report", "-k", "RP-01", model=str(model))
+    ended = {check["id"]: check["verdict"] for check in content(tmp_path / "report")["checks"]}
+    assert ended["RP-01"] == "PASS", done.stdout + done.stderr
 
 
 def test_required_checks_that_did_not_run_are_not_green(tmp_path: Path) -> None:
@@ -118,6 +145,11 @@ def test_the_cases_of_a_run_can_be_run_again(tmp_path: Path) -> None:
         (["--inject-fault", "none"], "no such fault; choose from"),
         (["--threads", "0"], "1 or more"),
         (["--cases", "/nonexistent.jsonl"], "cases.jsonl of an earlier report"),
+        (["--cases", sys.executable], "not a case of a check of this suite"),
+        (["--cases", "/dev/null"], "holds no case"),
+        (["--threads", "100000"], "they would wait for each other"),
+        (["-n", "-3"], "give a number of processes"),
+        (["--report", ""], "--report: no folder named"),
         (["--model", "/nonexistent.gguf"], "give the path of a GGUF"),
         (["--no-such-option"], "unrecognized arguments"),
     ],

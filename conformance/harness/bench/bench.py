@@ -46,6 +46,7 @@ Floor = Literal["repeat", "threads", "ubatch"]
 Flash = Literal["off", "on"]
 
 _SPEED_TOKENS = 32
+_LEAST_MEMORY = 1e-8  # NMSE; the effect of another past is 1e-3 and more on every fixture model
 _NOISE_SEED, _NOISE_TOKENS = 99, 24
 _KEPT_REPLAYS = 256
 _FLOOR_SECONDS = 0.4  # of prefill for each run of a floor, within the bounds below
@@ -116,6 +117,8 @@ class Acquaintance:
         floors: by kind of floor and flash attention; cells are compared by position. repeat: the same again; ubatch: the
             same sums in other pieces, at ubatch 8 and 64 against 512, with the last tokens one by one, and with a few
             cells of another sequence in front; threads: 2 against 1.
+        remembers: whether logits depend on what was decoded before; where they do not, nothing that is kept can matter,
+            and no check that compares logits would mean anything.
         prefill_tokens_per_second: of a short text, flash attention off.
         n_bytes: size of the weights.
 
@@ -126,6 +129,7 @@ class Acquaintance:
     floors: dict[tuple[Floor, Flash], Noise]
     prefill_tokens_per_second: float
     n_bytes: int
+    remembers: bool = True
 
 
 class Bench:
@@ -329,6 +333,7 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
         floors=measured,
         prefill_tokens_per_second=speed,
         n_bytes=bench.model.n_bytes,
+        remembers=_remembers(bench),
     )
 
 
@@ -340,6 +345,17 @@ def _kinds(model: Model) -> frozenset[Kind]:
     if model.n_swa > 0:
         kinds.add("sliding_window")
     return frozenset(kinds)
+
+
+def _remembers(bench: Bench) -> bool:
+    """Whether one token gives clearly other logits after two different texts."""
+    rows = []
+    for seed in (0, 1):
+        (text,) = bench.texts(seed, _SPEED_TOKENS)
+        with bench.context(ContextSettings(n_ctx=256)) as context:
+            context.decode(text, outputs="none")
+            rows.append(context.decode([1]))
+    return nmse(rows[0], rows[1]) > _LEAST_MEMORY
 
 
 def _prefill_speed(bench: Bench) -> float:

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import pickle
+import re
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
@@ -35,12 +36,13 @@ from conformance.harness.report.results import Check, Results, Verdict
 from conformance.harness.report.store import ReportError, ResultsWriter
 from conformance.harness.report.terminal import print_results
 
-from .check import REGISTRY
+from .check import REGISTRY, BoundCheck
 from .examination import SPECS, Examination, contract
 from .progress import Progress
 from .session import GIB, Options, Session, UsageError, child_for, file_digest, prepare
 
 CASES_NAME = "cases.jsonl"
+_THREADS_PER_CORE = 4
 _PROPERTY = "conformance"
 _CONTRACT = pytest.StashKey[Contract]()
 _SESSION = pytest.StashKey[Session]()
@@ -124,17 +126,28 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
         raise UsageError(f"--profile {profile!r}: no such profile; choose from {', '.join(specs.profiles)}")
     if config.option.threads < 1:
         raise UsageError(f"--threads {config.option.threads}: give a number of threads, 1 or more")
+    n_workers = getattr(config.option, "numprocesses", None) or 1
+    if n_workers < 1:
+        raise UsageError(f"-n {n_workers}: give a number of processes, 1 or more, or auto")
+    if config.option.threads * n_workers > _THREADS_PER_CORE * (os.cpu_count() or 1):
+        raise UsageError(
+            f"--threads {config.option.threads} in {n_workers} process(es): more than {_THREADS_PER_CORE} threads for each "
+            f"of {os.cpu_count()} cores; they would wait for each other"
+        )
+    if not config.option.report:
+        raise UsageError("--report: no folder named; name one that can be written")
     cases = _recorded(Path(config.option.cases)) if config.option.cases else None
     if config.option.budget is not None and not config.option.budget > 0:
         raise UsageError(f"--budget {config.option.budget:g}: give a number of minutes above 0")
     report = config.invocation_params.dir / config.option.report
     try:
         report.mkdir(parents=True, exist_ok=True)
-        (report / CASES_NAME).write_text("")
+        (report / CASES_NAME).touch()
     except OSError as error:
         raise UsageError(f"--report {report}: {error.strerror}; name a folder that can be written") from None
+    build = config.option.build
     return Options(
-        build=config.option.build,
+        build=str(Path(build).expanduser().resolve()) if Path(build).expanduser().exists() else build,
         models=tuple(config.option.model),
         profile=profile,
         report=report,
@@ -143,25 +156,28 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
         n_threads=config.option.threads,
         cases=cases,
         budget_minutes=config.option.budget,
-        n_workers=getattr(config.option, "numprocesses", None) or 1,
+        n_workers=n_workers,
     )
 
 
 def _recorded(path: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The cases in a recording, by (id, model) in the order they were drawn."""
     cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    advice = f"give the {CASES_NAME} of an earlier report"
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise UsageError(f"--cases {path}: {error.strerror}; give the {CASES_NAME} of an earlier report") from None
+        raise UsageError(f"--cases {path}: {error.strerror}; {advice}") from None
+    checks = _checks()
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-            cases.setdefault((entry["id"], entry["model"]), []).append(entry["case"])
+            checks[entry["id"]].case(**entry["case"])
+            cases.setdefault((entry["id"], str(entry["model"])), []).append(entry["case"])
         except (ValueError, KeyError, TypeError):
-            raise UsageError(
-                f"--cases {path}:{number}: not a recorded case; give the {CASES_NAME} of an earlier report"
-            ) from None
+            raise UsageError(f"--cases {path}:{number}: not a case of a check of this suite; {advice}") from None
+    if not cases:
+        raise UsageError(f"--cases {path}: holds no case; {advice}")
     return cases
 
 
@@ -172,7 +188,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
         return None
     sizes = [path.stat().st_size for name in config.option.model if (path := Path(name).expanduser()).is_file()]
     by_memory = int(psutil.virtual_memory().available // (GIB + 2 * max(sizes, default=0)))
-    return max(1, min(os.cpu_count() or 1, by_memory))
+    threads: int = config.option.threads
+    return max(1, min((os.cpu_count() or 1) // max(threads, 1), by_memory))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -192,12 +209,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("exam", models, indirect=True, ids=[_bracket(check.id, model) for model in models])
 
 
+def _tests() -> list[Any]:
+    """All functions that pytest would take for tests, of all topics."""
+    modules = [
+        importlib.import_module(f"conformance.{path.stem}")
+        for path in sorted(Path(__file__).parents[2].glob("test_*.py"))
+    ]
+    return [test for module in modules for name, test in vars(module).items() if name.startswith("test_")]
+
+
+def _checks() -> dict[str, BoundCheck]:
+    return {test.check.id: test.check for test in _tests() if hasattr(test, "check")}
+
+
 def _refuse_loose_ends(specs: Contract) -> None:
     """Raise SpecError while specs and tests do not match, whichever of them this run selects."""
-    tests = []
-    for path in sorted((Path(__file__).parents[2]).glob("test_*.py")):
-        module = importlib.import_module(f"conformance.{path.stem}")
-        tests += [test for name, test in vars(module).items() if name.startswith("test_")]
+    tests = _tests()
     problems = untied(specs, REGISTRY, tests)
     for test in tests:
         if hasattr(test, "check") and test.check.id in specs.invariants:
@@ -216,8 +243,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _bracket(id: str, model: str) -> str:
-    """What an item has in its brackets."""
-    return f"{id}-{model}"
+    """What an item has in its brackets: letters that pytest leaves as they are."""
+    return re.sub(r"[^A-Za-z0-9/._-]", lambda match: f"~{ord(match[0]):x}", f"{id}-{model}")
 
 
 def _in_brackets(nodeid: str) -> str:
@@ -308,13 +335,13 @@ class _Controller:
         }
         self._begin = time.perf_counter()
         self._notes: list[str] = []
-        self._unwritten = ""
         self._results: Results | None = None
         self._checks: list[Check] = []
         self._progress = Progress(session.options.report / CASES_NAME, session.sizings, self._say)
         self._today = datetime.now(UTC).date()
         planned, others = session.plan(specs)
-        checks = [self._excused(check) if check.has_run else check for check in planned]
+        # What the first look found is no known failure of a check, but a user may waive it.
+        checks = [waive(self._waivers, check, self._kinds, self._today) for check in planned]
         self._total = sum(not check.has_run for check in checks)
         self._planned = {_bracket(check.id, check.model): check for check in checks}
         options = session.options
@@ -350,6 +377,7 @@ class _Controller:
             },
             not_applicable=others,
         )
+        (options.report / CASES_NAME).write_text("")
 
     def pytest_sessionstart(self) -> None:
         self._progress.start()
@@ -429,21 +457,18 @@ class _Controller:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Finish the report and let its verdict be the exit code."""
-        interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
-        if interrupted:
-            self._notes.append("the run was interrupted; checks that were not reached are UNKNOWN")
         self._progress.stop()
+        judged = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+        if session.exitstatus not in judged and not session.shouldfail:
+            self._writer.problems.append("the run was interrupted; run it again")
         self._notes += waiver_notes(self._waivers, self._checks, self._kinds, self._today)
         self._notes += self._budget_notes()
-        self._results = self._writer.finish(self._notes)
         try:
-            write_report(self._results, self._session.options.report)
+            write_report(self._writer.results(self._notes), self._session.options.report)
         except ReportError as error:
-            self._unwritten = str(error)
-        judged = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-        session.exitstatus = (
-            self._results.summary.exit_code if session.exitstatus in judged and not self._unwritten else 2
-        )
+            self._writer.problems.append(str(error))
+        self._results = self._writer.finish(self._notes)
+        session.exitstatus = self._results.summary.exit_code
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The table, what failed and how to replay it, the verdict."""

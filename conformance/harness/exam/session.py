@@ -246,8 +246,10 @@ def _subject(name: str) -> Subject:
     try:
         path = fixture_path(name) if is_fixture else Path(name).expanduser()
     except OSError as error:
-        place = f"model cache {models.cache_folder()}: {error.strerror}"
-        raise UsageError(f"{place}; set LLAMA_CONFORMANCE_CACHE to a folder that can be written") from None
+        place = f"model cache {models.cache_folder()}: {error.strerror or error}"
+        raise UsageError(
+            f"{place}; make room there, or set LLAMA_CONFORMANCE_CACHE to a folder that can be written"
+        ) from None
     try:
         kinds = kinds_of(census_of_gguf(path))
     except GGUFError as error:
@@ -276,6 +278,9 @@ def _meet(options: Options, subject: Subject, floors: tuple[Floor, ...], child: 
         return FirstLook(subject, None, "UNKNOWN", str(error))
     except ChildDeath as death:
         return FirstLook(subject, None, death.verdict, f"at the first look at the model the build {death}")
+    if not acquaintance.remembers:
+        reason = "at the first look logits did not depend on what was decoded before, so nothing could be told by them"
+        return FirstLook(subject, None, "FAIL", reason)
     capabilities: set[str] = set(acquaintance.capabilities)
     unknown: set[str] = set()
     try:

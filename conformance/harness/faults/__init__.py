@@ -84,6 +84,18 @@ FAULTS: dict[str, Fault] = {
     "target-sequence-ignored": Fault(
         "a restore always goes to sequence 0", ("RP-03",), "qwen3-mini", lies.TargetSequenceIgnored
     ),
+    "source-sequence-ignored": Fault(
+        "a save always saves sequence 0", ("RP-03",), "qwen3-mini", lies.SourceSequenceIgnored
+    ),
+    "forgets-everything": Fault(
+        "nothing is kept from one call to the next; the first look at a model notices",
+        (),
+        "qwen3-mini",
+        lies.ForgetsBeforeEveryDecode,
+    ),
+    "save-empties-the-source": Fault(
+        "a save removes what it saved", ("RP-01",), "qwen3-mini", lies.SaveEmptiesTheSource
+    ),
     "removal-forgotten": Fault(
         "removing a suffix says yes and does nothing", ("RP-04",), "holo3-mini", lies.RemovalForgotten
     ),
@@ -352,6 +364,7 @@ FAULTS: dict[str, Fault] = {
         (
             "SM-05/copies-diverge",
             "SM-05/save-while-a-copy-is-pending",
+            "SM-05/source-changed-while-a-copy-is-pending",
             "SM-09/unified-and-separate-agree",
         ),
         "mamba2-mini",
@@ -530,7 +543,11 @@ FAULTS: dict[str, Fault] = {
     ),
     "removal-leaves-the-state": Fault(
         "a removal of a whole sequence forgets its positions only",
-        ("SM-04/emptied-while-a-rollback-is-pending",),
+        (
+            "SM-04/emptied-while-a-rollback-is-pending",
+            "SM-05/copy-of-a-rolled-back-sequence",
+            "SM-07/rollback-into-a-gap",
+        ),
         "lfm2-mini",
         lies.RemovalLeavesTheLast,
     ),

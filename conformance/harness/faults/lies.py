@@ -246,6 +246,30 @@ class PartialIsFull(Context):
         return super().load(blob, sequence, flags & ~StateFlags.PARTIAL_ONLY)
 
 
+class SourceSequenceIgnored(Context):
+    """Saves sequence 0."""
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        return super().save(0, flags)
+
+
+class SaveEmptiesTheSource(Context):
+    """Removes what it saved."""
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        blob = super().save(sequence, flags)
+        self.seq_rm(sequence)
+        return blob
+
+
+class ForgetsBeforeEveryDecode(Context):
+    """Keeps nothing from one call to the next."""
+
+    def process(self, batch: TokenBatch) -> int:
+        self.clear()
+        return super().process(batch)
+
+
 class TargetSequenceIgnored(Context):
     """Restores into sequence 0."""
 

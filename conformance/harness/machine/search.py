@@ -24,7 +24,7 @@ from conformance.harness.engine.child import Child
 
 from .script import write_script
 from .stage import ChildStage, Stage
-from .walk import AVOIDABLE, STEPS, Finding, Replays, Step, Walk, run, settings_of
+from .walk import AVOIDABLE, DEADLY, STEPS, Finding, Replays, Step, Walk, run, settings_of
 
 _STEPS_IN_A_WALK, _WALKS_IN_A_ROUND = 30, 100
 _SMALLEST_NUMBERS = (0, 1, 2, 3, 5, 8)
@@ -197,7 +197,8 @@ class Search:
         met, walk = again(shrunk)
         if met is None:
             return  # a walk that only failed once is no finding that anyone can use
-        known = next((id for id in AVOIDABLE if id not in self.avoid and again(shrunk, {id})[0] is None), None)
+        candidates = sorted(set(AVOIDABLE) - self.avoid, key=lambda id: ((id in DEADLY) != (met.kind == "death"), id))
+        known = next((id for id in candidates if again(shrunk, {id})[0] is None), None)
         place = met.seen if met.kind == "death" else walk.last
         where = "unified" if settings.kv_unified else "streams"
         cluster = known or f"{met.kind}, {place}, {where}, {_kind(walk.memory)}"

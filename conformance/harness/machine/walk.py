@@ -155,6 +155,7 @@ class Walk:
     _shared: set[tuple[int, int]] = field(default_factory=set)
     _on_device: dict[tuple[int, int], int] = field(default_factory=dict)
     _contexts: set[int] = field(default_factory=lambda: {0})
+    _has_loaded: bool = False
     memory: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self) -> None:
@@ -186,6 +187,7 @@ class Walk:
         self.lines.append(line)
         self.last = name
         self._contexts.add(context)
+        self._has_loaded |= name in ("load", "through_file", "load_context")
         self.calls += 1 + 2 * self.settings.n_seq_max
         try:
             result, positions = self.stage.call(name, context, *arguments)
@@ -199,7 +201,7 @@ class Walk:
         return result
 
     def _check_positions(self, context: int) -> None:
-        exact = not self.memory["recurrent"] and (not self.memory["window"] or self.settings.swa_full)
+        exact = not self.memory["recurrent"] and not self._slides
         for sequence, (low, high) in enumerate(self._seen):
             held = self._held[context, sequence].positions
             if not held:
@@ -211,6 +213,11 @@ class Walk:
                 raise WrongPositions(
                     f"positions of sequence {sequence} after {self.last}", expected, f"{low} to {high}"
                 )
+
+    @property
+    def _slides(self) -> bool:
+        """Whether cells below a window may be gone: a state leaves them out even where the cache keeps them."""
+        return bool(self.memory["window"]) and (not self.settings.swa_full or self._has_loaded)
 
     def _avoids(self, id: str) -> bool:
         return id in self.avoid
@@ -345,7 +352,11 @@ class Walk:
         for key, held in new.items():
             self._held[key] = held
             self._last_batch[key] = batch
-        self._pending = {key: what for key, what in self._pending.items() if key[0] != context}
+        self._pending = {  # a decode makes all copies and shifts of its context, and the rollbacks of its own sequences
+            key: what if key[0] != context else what & {"rollback"}
+            for key, what in self._pending.items()
+            if key not in new
+        }
         self._check_positions(context)
 
     def _compare(self, held: Held, tokens: tuple[int, ...], logits: Logits) -> None:
@@ -399,7 +410,7 @@ class Walk:
         self._check_positions(context)
 
     def _rollback_waits(self, context: int, sequences: Iterable[int]) -> bool:
-        """Whether one of these has a rollback that no decode has followed, where emptying it by a finite range is known to fail."""
+        """Whether one of these has a rollback that no decode has followed, where emptying it other than by open ends is known to fail."""
         known = self.memory["n_rs_seq"] and self._avoids("SM-04/emptied-while-a-rollback-is-pending")
         return bool(known) and any("rollback" in self._waiting(context, s) for s in sequences)
 
@@ -411,19 +422,23 @@ class Walk:
             return True
         if self._avoids("SM-01/rollback-whole-last-batch") and depth >= last:
             return True
+        held = self._held[context, sequence]
+        has_gap = len(held.positions) < held.next - held.positions[0]
+        if self._avoids("SM-07/rollback-into-a-gap") and has_gap:
+            return True
         return self._avoids("SM-01/rollback-after-single-tokens") and (
             last == 1 or "rollback" in self._waiting(context, sequence)
         )
 
     def _below_window_is_known(self, held: Held, begin: int) -> bool:
-        window = 0 if self.settings.swa_full else self.memory["window"]
+        window = self.memory["window"] if self._slides else 0
         known = self._avoids("SM-07/sliding-window-removal-below-the-window")
         return bool(window) and known and held.next > window and begin < held.next
 
     def _do_remove_inside(self, context: int, sequence: int, y: int, z: int) -> None:
         held = self._held[context, sequence]
         n = len(held.positions)
-        if n < 4 or (self.memory["window"] and not self.settings.swa_full):
+        if n < 4 or self._slides:
             return
         first = y % (n - 2)
         begin, end = held.positions[first], held.positions[min(first + 1 + z % 10, n - 2)] + 1
@@ -446,6 +461,8 @@ class Walk:
         streams = self.memory["attention"] and not self.settings.kv_unified and self.settings.n_seq_max > 1
         if streams and self._avoids("SM-04/keeping-one-removes-the-others"):
             return
+        if self._rollback_waits(context, [s for s in range(self.settings.n_seq_max) if s != sequence]):
+            return
         self._make(f'memory(c{context}, "seq_keep", {sequence})', "keep", context, sequence)
         for s in range(self.settings.n_seq_max):
             if s != sequence:
@@ -464,17 +481,17 @@ class Walk:
         held = self._held[context, sequence]
         if destination == sequence or not held.positions:
             return
-        sliding = self.memory["window"] and not self.settings.swa_full
-        if sliding and self.settings.kv_unified and self._avoids("SM-10/sliding-cells-of-a-copy"):
+        if self._slides and self.settings.kv_unified and self._avoids("SM-10/sliding-cells-of-a-copy"):
             return
         partial = (
             z % 4 == 1 and held.judged and not self.memory["recurrent"] and all(op[0] == "dec" for op in held.script)
         )
-        partial = partial and not (self.memory["window"] and not self.settings.swa_full)
+        partial = partial and not self._slides
         if partial and not self.settings.kv_unified and self._avoids("SM-09/partial-copy-between-streams"):
             partial = False
-        if "rollback" in self._waiting(context, sequence) and self.memory["recurrent"] and self.avoid:
-            return  # one decode after a rollback: its sequence must not share its cell
+        waits = self.memory["n_rs_seq"] and "rollback" in self._waiting(context, sequence)
+        if waits and self._avoids("SM-05/copy-of-a-rolled-back-sequence"):
+            return
         end = 1 + z // 4 % len(held.positions) if partial else -1
         if self._held[context, destination].positions:
             self._do_remove(context, destination, 0, 1)
@@ -485,13 +502,16 @@ class Walk:
         self._pending[context, destination] = self._waiting(context, sequence) | {"copy"}
         self._shared |= {(context, sequence), (context, destination)}
         self._check_positions(context)
+        streams = self.memory["attention"] and not self.settings.kv_unified
+        if streams and self._avoids("SM-05/source-changed-while-a-copy-is-pending"):
+            self._do_decode(context, destination, 0, z)  # which makes the copy
 
     def _do_shift(self, context: int, sequence: int, y: int, z: int) -> None:
         """Everything from somewhere on moves up, and leaves a gap."""
         held = self._held[context, sequence]
         if len(held.positions) < 2 or held.next > 100 or (context, sequence) in self._shared:
             return
-        if not self.memory["can_shift"] or (self.memory["window"] and not self.settings.swa_full):
+        if not self.memory["can_shift"] or self._slides:
             return
         begin, delta = held.positions[1 + y % (len(held.positions) - 1)], 1 + z % 10
         line = f'memory(c{context}, "seq_add", {sequence}, {begin}, -1, {delta})'
@@ -640,8 +660,7 @@ class Walk:
         crowded = self._shared or any(self._waiting(context, s) for s in sequences)
         if self.memory["n_rs_seq"] and crowded and self._avoids("SM-06/saving-the-context-after-trimming-a-copy"):
             return
-        sliding = self.memory["window"] and not self.settings.swa_full
-        if sliding and self._avoids("RP-01/long-decode-after-a-context-was-restored"):
+        if self._slides and self._avoids("RP-01/long-decode-after-a-context-was-restored"):
             return
         held = tuple(self._held[context, s] for s in sequences)
         line = f"w = (ctypes.c_uint8 * L.llama_state_get_size(c{context}))(); n = L.llama_state_get_data(c{context}, w, len(w))"
@@ -732,10 +751,13 @@ AVOIDABLE = (
     "SM-04/keeping-one-removes-the-others",
     "SM-04/emptied-while-a-rollback-is-pending",
     "SM-05/save-while-a-copy-is-pending",
+    "SM-05/copy-of-a-rolled-back-sequence",
+    "SM-05/source-changed-while-a-copy-is-pending",
     "SM-06/trimming-a-copy-moves-the-original",
     "SM-06/saving-the-context-after-trimming-a-copy",
     "SM-07/abort-leaves-a-wrong-position",
     "SM-07/sliding-window-removal-below-the-window",
+    "SM-07/rollback-into-a-gap",
     "SM-09/partial-copy-between-streams",
     "RP-01/save-while-a-shift-is-pending",
     "RB-01/rejected-restore-leaves-half-a-state",
@@ -743,6 +765,16 @@ AVOIDABLE = (
     "RB-02/rollback-depth-of-a-micro-batch",
     "RP-01/long-decode-after-a-context-was-restored",
     "SM-10/sliding-cells-of-a-copy",
+)
+
+#: Those among them that end the process.
+DEADLY = frozenset(
+    (
+        "SM-06/saving-the-context-after-trimming-a-copy",
+        "SM-09/partial-copy-between-streams",
+        "RB-01/on-device-restore-of-a-bad-blob",
+        "RB-02/rollback-depth-of-a-micro-batch",
+    )
 )
 
 

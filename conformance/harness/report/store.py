@@ -1,14 +1,16 @@
 """Writes results while a run goes on, and reads them back.
 
 Two files in the report folder: ``results.jsonl`` grows by a line for each check (its first line is the plan), and
-``results.json`` is replaced as a whole after each check. However the run ends, ``results.json`` is complete in form,
+``results.json`` is replaced as a whole, after each check or at least often. However the run ends, ``results.json`` is complete in form,
 with UNKNOWN on every check that was not reached.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from conformance.harness.report.results import SCHEMA, Check, NotApplicable, Res
 
 LOG_NAME = "results.jsonl"
 FILE_NAME = "results.json"
+_WRITE_PAUSE = 20  # how many times as long as it took the file is then left alone
 
 
 class ReportError(Exception):
@@ -47,10 +50,13 @@ class ResultsWriter:
         self.problems: list[str] = []
         self._run = Outcomes(planned, build, suite, settings, not_applicable)
         self._pending = b""
+        self._next_write = 0.0
         plan = self._run.results()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            self._log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT, 0o666)
+            _lock(self._log, folder)
+            os.ftruncate(self._log, 0)
             self._append({"plan": plan.as_json()})
             _write(plan, folder)
         except OSError as error:
@@ -60,14 +66,22 @@ class ResultsWriter:
         """Stores the outcome of a check. A second outcome of the same check can only make it worse."""
         self._run.put(check)
         self._attempt(lambda: self._append({"check": check.model_dump(mode="json")}))
-        self._attempt(lambda: _write(self._run.results(problems=self.problems), self.folder))
+        begin = time.monotonic()
+        if begin >= self._next_write:  # on a long run the whole file costs more than the line
+            self._attempt(lambda: _write(self._run.results(problems=self.problems), self.folder))
+            end = time.monotonic()
+            self._next_write = end + _WRITE_PAUSE * (end - begin)
+
+    def results(self, notes: Sequence[str] = ()) -> Results:
+        """The results so far."""
+        return self._run.results(notes, self.problems)
 
     def finish(self, notes: Sequence[str] = ()) -> Results:
         """Writes the last state, ends the report and returns the results."""
         self._attempt(lambda: self._append({"notes": list(notes)}))
         self._attempt(lambda: _write(self._run.results(notes, self.problems), self.folder))
         os.close(self._log)
-        return self._run.results(notes, self.problems)
+        return self.results(notes)
 
     def _attempt(self, write: Callable[[], None]) -> None:
         try:
@@ -82,6 +96,14 @@ class ResultsWriter:
         self._pending += json.dumps(line, allow_nan=False).encode() + b"\n"
         while self._pending:
             self._pending = self._pending[os.write(self._log, self._pending) :]
+
+
+def _lock(log: int, folder: Path) -> None:
+    """Takes the report folder for this process. Raises ReportError when another run has it."""
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ReportError(f"another run is writing its report into {folder}; name another folder") from None
 
 
 def replace_file(target: Path, content: bytes) -> None:
