@@ -94,3 +94,9 @@ def test_a_model_is_hybrid_exactly_when_it_has_both_memories(kinds: set[Kind]) -
     assert found is not None
     assert kinds <= found
     assert ("hybrid" in found) == ({"attention", "recurrent"} <= found)
+
+
+def test_a_model_that_is_only_examined_by_name_is_not_meant_by_all() -> None:
+    trained = Subject("smollm2-135m", Path("m.gguf"), frozenset({"attention"}), only_named=True)
+    assert applies(invariant(), trained) == "RP-04 does not list smollm2-135m"
+    assert applies(invariant(models=["smollm2-135m"]), trained) is None

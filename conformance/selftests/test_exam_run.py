@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from conformance.harness.exam.examination import contract
+from conformance.harness.exam.session import Options, Session
 from conformance.harness.report.store import read_results
 from fixtures import models
+from fixtures.trained import TRAINED
 
 from .conftest import ROOT, replayed
 
@@ -165,3 +168,13 @@ def test_a_truncated_model_is_refused_by_name(tmp_path: Path) -> None:
     done = run(tmp_path / "report", "--model", str(broken))
     assert done.returncode == 2
     assert f"{broken}: truncated" in done.stdout + done.stderr
+
+
+def test_a_trained_model_that_was_not_fetched_is_named_with_what_to_do(tmp_path: Path) -> None:
+    trained = TRAINED["smollm2-135m"]
+    session = Session(Options("bundled", (), "smoke", tmp_path), {}, (), {}, absent={trained.name: trained.absence})
+    checks, others = session.plan(contract())
+    assert not checks
+    assert {pair.id for pair in others} == {each.id for each in contract() if trained.name in each.models}
+    assert {pair.reason for pair in others} == {trained.absence}
+    assert "tools.models fetch smollm2-135m" in trained.absence
