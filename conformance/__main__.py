@@ -24,6 +24,8 @@ def main(arguments: list[str]) -> int:
         "no:cacheprovider",
         "-W",  # the project's own tests take warnings for errors; a user's run does not end on one
         "default",
+        "-W",
+        "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning",
     ]
     code = pytest.main([*fixed, *arguments, *topics], plugins=["conformance.harness.exam.plugin"])
     return int(code) if code in (0, 1) else 2

@@ -315,7 +315,8 @@ class _Exam:
         ).take(check)
         self._request.node.user_properties.append((_PROPERTY, result.model_dump_json()))
         if result.verdict != "PASS":
-            pytest.fail(f"{result.verdict}: {result.reason}", pytrace=False)
+            expected = (check.id, model) in session.expected_failures and result.verdict != "UNKNOWN"
+            (pytest.xfail if expected else pytest.fail)(f"{result.verdict}: {result.reason}")
 
 
 class _Controller:
@@ -411,7 +412,7 @@ class _Controller:
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """No dots: each check gets a line of its own."""
         if report.when == "call" and any(name == _PROPERTY for name, _ in report.user_properties):
-            return report.outcome, "", ""
+            return "xfailed" if hasattr(report, "wasxfail") else report.outcome, "", ""
         return None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
