@@ -71,7 +71,7 @@ def _reduced(invariant: Invariant, acquaintance: Acquaintance, examples: int, sh
     shorter = invariant.model_copy(update={"search": search})
     cuts = [f"{fewer} of {examples} cases"] if fewer < examples else []
     if search != invariant.search:
-        longest, before = (sum(map(max, _texts(each))) for each in (shorter, invariant))
+        longest, before = (sum(map(max, texts(each))) for each in (shorter, invariant))
         cuts.append(f"texts of up to {longest:.0f} of {before:.0f} tokens")
     return Sizing(fewer, shorter, _seconds(shorter, acquaintance, fewer), ", ".join(cuts))
 
@@ -83,11 +83,11 @@ def _shorter(name: str, space: Space, share: float) -> Space:
     return Space(range=(low, min(high, max(low, _FEWEST_TOKENS, low + int((high - low) * share)))))
 
 
-def _texts(invariant: Invariant) -> list[tuple[int, int]]:
+def texts(invariant: Invariant) -> list[tuple[int, int]]:
     """The range of lengths of each text that a case decodes, in tokens."""
     return [space.range for name, space in invariant.search.items() if space.range and name.endswith("tokens")]
 
 
 def _seconds(invariant: Invariant, acquaintance: Acquaintance, examples: int) -> float:
-    tokens = _PASSES * sum((shortest + longest) / 2 for shortest, longest in _texts(invariant))
+    tokens = _PASSES * sum((shortest + longest) / 2 for shortest, longest in texts(invariant))
     return examples * (_CASE_SECONDS + tokens / acquaintance.prefill_tokens_per_second)

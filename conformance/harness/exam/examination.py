@@ -28,6 +28,7 @@ from conformance.harness.state import BlobError
 from fixtures import models
 from fixtures.trained import TRAINED
 
+from .budget import texts
 from .check import BoundCheck, NotDecidable, Undecided, check_of, run_case
 
 SPECS = Path(__file__).parents[3] / "specs"
@@ -194,10 +195,7 @@ class Examination:
     @property
     def _allowed_seconds(self) -> float:
         """Time for drawing: the profile's, and on a slow model in proportion to the tokens that the search can ask for."""
-        widest = sum(
-            max(space.range) for name, space in self.invariant.search.items() if space.range and name.endswith("tokens")
-        )
-        tokens = self.examples * widest
+        tokens = self.examples * sum(longest for _, longest in texts(self.invariant))
         return self.profile.check_timeout_seconds + _PATIENCE * tokens / self.acquaintance.prefill_tokens_per_second
 
     def _search(self, check: BoundCheck) -> tuple[Case | None, Outcome]:
