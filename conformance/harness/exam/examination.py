@@ -110,18 +110,16 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     return Outcome("FAIL", what or "not a finite number", deviation, floor, limit)
 
 
-def _judged(
-    measured: Callable[[], Deviation], judged: Callable[[Deviation], Outcome], cache_type: str = "f16"
-) -> Outcome:
-    """The outcome of a measurement, whatever it raises, on a case that asks for a cache of some type."""
+def _judged(measured: Callable[[], Deviation], invariant: Invariant, acquaintance: Acquaintance, case: Case) -> Outcome:
+    """The outcome of measuring a case, whatever the measurement raises."""
     try:
-        return judged(measured())
+        return judge(invariant, acquaintance, case, measured())
     except ChildDeath as death:
         return Outcome(death.verdict, f"the build {death}", stderr=death.stderr)
     except (DecodeError, StateError) as error:
         return Outcome("FAIL", str(error), Deviation(math.inf, "a call that must work was refused"))
     except ModelError as error:
-        if cache_type in FLOAT_TYPES:  # every build offers these; others may be missing
+        if getattr(case, "cache_type", "f16") in FLOAT_TYPES:  # every build offers these; others may be missing
             return Outcome("FAIL", str(error), Deviation(math.inf, "a context that must work was refused"))
         return Outcome("SKIPPED", str(error))
     except NotDecidable as error:
@@ -257,11 +255,7 @@ class Examination:
             deviation: Deviation = measurement.deviation
             return deviation
 
-        return _judged(
-            measured,
-            lambda found: judge(self.invariant, self.acquaintance, case, found),
-            getattr(case, "cache_type", "f16"),
-        )
+        return _judged(measured, self.invariant, self.acquaintance, case)
 
     def _report(self, check: BoundCheck, case: Case | None, outcome: Outcome, seconds: float) -> Check:
         deviation = outcome.deviation
@@ -323,11 +317,7 @@ def replay(
     check = check_of(reference)
     invariant, drawn = contract()[check.id], check.case(**case)
     acquaintance = meet(setup, floors_of(invariant))
-    outcome = _judged(
-        lambda: run_case(setup, reference, case).deviation,
-        lambda found: judge(invariant, acquaintance, drawn, found),
-        getattr(drawn, "cache_type", "f16"),
-    )
+    outcome = _judged(lambda: run_case(setup, reference, case).deviation, invariant, acquaintance, drawn)
     print(f"{outcome.verdict} {check.id} on {model}: {invariant.title}")
     print(f"case: {json.dumps(case)}")
     if outcome.reason:
