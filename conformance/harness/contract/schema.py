@@ -195,10 +195,12 @@ class Source(Entry):
 class Needs(Entry):
     """What a model and a build must have for an invariant to mean something.
 
-    Any one of ``kinds`` is enough (none named: every kind); all ``capabilities`` are needed.
+    Any one of ``kinds`` is enough (none named: every kind), and none of those it ``lacks`` may be there; all
+    ``capabilities`` are needed.
     """
 
     kinds: Annotated[tuple[Kind, ...], AfterValidator(_distinct), Field(description="a list of kinds")] = ()
+    lacks: Annotated[tuple[Kind, ...], AfterValidator(_distinct), Field(description="a list of kinds")] = ()
     capabilities: Annotated[
         tuple[Capability, ...], AfterValidator(_distinct), Field(description="a list of capabilities")
     ] = ()
@@ -273,6 +275,10 @@ class Accept(Entry):
         if self.bound is not None:
             return self.bound
         return 0.0 if self.factor is None else self.factor * floor
+
+    def bounds(self, floor: float) -> tuple[float, float]:
+        """The smallest and the largest deviation that pass."""
+        return (self.limit(floor), math.inf) if self.wants_more else (-math.inf, self.limit(floor))
 
     def holds(self, deviation: float, floor: float) -> bool:
         """Whether ``deviation`` passes. A deviation that is not a number, or a floor that is not finite, never does."""

@@ -73,11 +73,7 @@ class Refuted(Exception):
 
 def floors_of(invariant: Invariant) -> tuple[Floor, ...]:
     """The kinds of noise that an invariant's rules are held against: none for counts, that of repeats for bits."""
-    rules = [
-        rule
-        for rule in (invariant.accept, invariant.accept_reordered)
-        if rule and rule.rule in _NOISE_RULES
-    ]
+    rules = [rule for rule in (invariant.accept, invariant.accept_reordered) if rule and rule.rule in _NOISE_RULES]
     return tuple(dict.fromkeys(rule.floor or "repeat" for rule in rules))
 
 
@@ -106,15 +102,18 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     accept = (deviation.reordered and invariant.accept_reordered) or invariant.accept
     floor = measured_floor(accept, acquaintance, case)
     limit = accept.limit(floor)
-    if invariant.alone and deviation.interval is None:
+    estimate = deviation.estimate
+    if invariant.alone and estimate is None:
         return Outcome("UNKNOWN", "a time without an interval tells nothing", deviation, floor, limit)
-    ends = deviation.interval or (deviation.value,)
-    passes = [accept.holds(end, floor) for end in ends]
-    if all(passes):
+    holds = estimate.lies_within(*accept.bounds(floor)) if estimate else accept.holds(deviation.value, floor)
+    if holds:
         return Outcome("PASS", None, deviation, floor, limit)
-    if any(passes) or any(math.isnan(end) for end in deviation.interval or ()):
-        reason = f"{deviation.quantity}: {deviation.value:.3g}, and the noise leaves {ends[0]:.3g} to {ends[-1]:.3g}"
-        return Outcome("UNKNOWN", f"{reason} open, across the limit of {limit:.3g}", deviation, floor, limit)
+    if estimate and holds is None:
+        reason = (
+            f"too noisy to tell: {deviation.value:.3g}, but {estimate.low:.3g} to {estimate.high:.3g} is possible, "
+            f"and the limit is {limit:.3g}"
+        )
+        return Outcome("UNKNOWN", reason, deviation, floor, limit)
     if not math.isfinite(floor):
         return Outcome("UNKNOWN", "the noise of this model under this build is not finite", deviation, floor, limit)
     place = f"{deviation.where}: " if deviation.where else ""
@@ -285,8 +284,8 @@ class Examination:
             detail["stderr"] = outcome.stderr
         if deviation:
             detail |= {"where": deviation.where, "expected": deviation.expected, "seen": deviation.seen}
-        if deviation and deviation.interval:
-            detail["interval"] = list(deviation.interval)
+        if deviation and deviation.estimate:
+            detail["interval"] = [deviation.estimate.low, deviation.estimate.high]
         planned = Check.planned(self.invariant.id, self.model, self.invariant.title, self.invariant.required)
         return planned.settled(
             outcome.verdict,
