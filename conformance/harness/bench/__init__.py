@@ -15,6 +15,7 @@ from .bench import (
     try_on_device,
 )
 from .case import FLOAT_TYPES, Case, Decode
+from .clock import decode_seconds
 
 __all__ = [
     "FLOAT_TYPES",
@@ -28,6 +29,7 @@ __all__ = [
     "Piece",
     "Setup",
     "Tokens",
+    "decode_seconds",
     "identify",
     "measure",
     "meet",

@@ -34,7 +34,7 @@ from conformance.harness.measure.kld import Scores
 from conformance.harness.precision.emulation import layer_map
 from conformance.harness.precision.reference import Reference
 from conformance.harness.precision.scoring import Arm, Scorer
-from conformance.harness.state import BlobError, LayerMap, SequenceState, compare, parse, part
+from conformance.harness.state import BlobError, LayerMap, SequenceState, compare, lengthened, parse, part
 from fixtures import models
 from fixtures.corpora import corpus
 from fixtures.trained import TRAINED, fixture_path
@@ -54,6 +54,7 @@ _FLOOR_TOKENS = (48, 600)
 _FLOOR_ROWS = 16
 _NEIGHBOUR_TOKENS = 5
 _TEXT_TOKENS = 64
+_FILL_TOKENS = 64
 _TRAINED_SHARE = 0.6  # of the surprise that a uniform guess has
 _MANUAL_CHARACTERS = 60_000
 _VARIANTS: dict[Floor, tuple[dict[str, int], ...]] = {
@@ -256,6 +257,21 @@ class Bench:
                 else sum(layer.sliding or not partial for layer in attention),
                 recurrent_layers=None if recurrent is None else len(recurrent),
             )
+
+    def fill(self, context: Context, n_tokens: int) -> None:
+        """Make an empty sequence 0 hold `n_tokens`, where only the time of what follows matters.
+
+        One attention cache is filled with the rows of a short text over again, which takes no prefill. Otherwise, with no
+        attention or a sliding window, the whole text is decoded.
+        """
+        short = min(n_tokens, _FILL_TOKENS)
+        begin, rest = self.texts(0, short, n_tokens - short)
+        context.decode(begin, outputs="none")
+        state = self.state(context.save())
+        if len(state.attention) == 1:
+            context.restore(lengthened(state, n_tokens))
+        elif len(rest):
+            context.decode(rest, outputs="none")
 
     def reorders(self, n_tokens: int) -> bool:
         """Whether a restore after so many tokens lays the same cells out in another order.
