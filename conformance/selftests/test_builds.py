@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.harness import builds
-from conformance.harness.bench import identify
 from conformance.harness.builds import registries, store
 from conformance.harness.engine import BuildError, Library
 from conformance.harness.engine.child import Child, Crashed
@@ -92,7 +91,8 @@ def npm_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
 def npm_tarball(version: str) -> bytes:
     content = {
         "package/package.json": json.dumps({"name": NPM, "version": version}),
-        "package/bins/linux-x64/libllama.b10068.so": "library",
+        "package/bins/linux-x64/libllama.so": "library",
+        "package/bins/linux-x64/_nlcBuildMetadata.json": '{"buildOptions": {"llamaCpp": {"release": "v0.4.0"}}}',
     }
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tarball:
@@ -151,7 +151,7 @@ def test_a_wheel_is_fetched_once_and_then_needs_no_index(
     assert receipt.reference == "pypi:xllamacpp==2026.7.10068"
     archive = index / receipt.archive
     assert subprocess.check_output(["sha256sum", archive], text=True).split()[0] == receipt.sha256
-    assert origin_of(library) == Origin("xllamacpp", "2026.7.10068", 10068)
+    assert origin_of(library) == Origin("xllamacpp", "2026.7.10068", 10068, "b10068")
 
 
 def test_a_version_that_does_not_exist_names_the_nearest(index: Path) -> None:
@@ -186,7 +186,7 @@ def test_without_a_network_the_connection_is_named(monkeypatch: pytest.MonkeyPat
 def test_a_tarball_of_npm_is_fetched_and_listed(npm_registry: dict[str, bytes]) -> None:
     npm_registry.update({version: npm_tarball(version) for version in ("3.18.1", "3.19.1")})
     library = builds.resolve(f"npm:{NPM}@3.19.1")
-    assert origin_of(library) == Origin(NPM, "3.19.1", 10068)
+    assert origin_of(library) == Origin(NPM, "3.19.1", None, "v0.4.0")
     npm_registry.pop("3.19.1")
     assert builds.resolve(f"npm:{NPM}@3.19.1") == library
     with pytest.raises(BuildError, match=r"has no version 3.19.7 .*the nearest are 3.18.1$"):
@@ -268,7 +268,29 @@ def test_a_cache_that_cannot_be_written_is_named(index: Path, cache: Path) -> No
     [("libllama.b10068.so", 10068), ("libllama.so.0.0.9872", 9872), ("libllama.so", None), ("libllama.so.0.5.0", None)],
 )
 def test_a_library_may_carry_its_build_number_in_its_name(tmp_path: Path, name: str, number: int | None) -> None:
-    assert origin_of(tmp_path / name) == Origin(None, None, number)
+    assert origin_of(tmp_path / name) == Origin(None, None, number, f"b{number}" if number else None)
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "number"),
+    [
+        ("xllamacpp", "2026.7.10068", 10068),
+        ("xllamacpp", "2026.4.8672.1", 8672),
+        ("xllamacpp", "0.2.14", None),
+        ("llama_cpp_py_sync", "0.10330.2", 10330),
+        ("llama_cpp", "0.3.36", None),
+    ],
+)
+def test_a_package_may_carry_its_build_number_in_its_version(
+    tmp_path: Path, package: str, version: str, number: int | None
+) -> None:
+    name = {"llama_cpp": "llama-cpp-python"}.get(package, package)
+    record = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    found = origin_of(tmp_path / package / "lib" / "libllama.so")
+    assert (found.package, found.version) == (name.replace("_", "-"), version)
+    assert found.build_number == number
 
 
 def compiled(folder: Path, source: str, *options: str) -> Path:
@@ -307,4 +329,4 @@ def test_a_library_that_ends_the_process_on_load_is_a_crash_with_its_signal(
 ) -> None:
     compiled(tmp_path, f"#include <stdlib.h>\n__attribute__((constructor)) static void on_load(void) {{ {body} }}")
     with Child() as child, pytest.raises(Crashed, match=how):
-        child.call(identify, str(tmp_path), timeout=60)
+        child.call(builds.identify, str(tmp_path), timeout=60)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
@@ -71,8 +72,9 @@ def resolve(reference: str) -> Path:
     return find_library(reference) if build is None else fetch(build)
 
 
+@cache
 def load(reference: str) -> Library:
-    """Load the build that a reference names into this process. Raises as `resolve` and `Library`."""
+    """The build that a reference names, loaded into this process. Raises as `resolve` and `Library`."""
     return Library(str(resolve(reference)), reference=reference)
 
 

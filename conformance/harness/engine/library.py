@@ -132,9 +132,11 @@ class BuildIdentity:
         version: package and its version where the build came in one, else what `llama_version` says, else "unknown".
         package, package_version: the same apart, None where the build came in no package.
         build_number: llama.cpp's own, None where neither the package's version nor the library's name tells it.
+        release: llama.cpp's tag, else what `llama_version` says; None where neither is known.
         commit: what `ggml_commit` says, or "unknown".
         digest: SHA-256 over the names and bytes of the build's libraries, first 16 hex digits.
-        context_layout, model_layout: rows of `layouts.yaml` that the probe recognised.
+        context_layout, model_layout: rows of `layouts.yaml` that the probe recognised, or the header that was read.
+        vision_layout: the same of libmtmd's parameters; None where the build has no libmtmd, "unknown" where nothing fits.
         symbols: the optional functions that this build has.
 
     """
@@ -145,10 +147,12 @@ class BuildIdentity:
     package: str | None
     package_version: str | None
     build_number: int | None
+    release: str | None
     commit: str
     digest: str
     context_layout: str
     model_layout: str
+    vision_layout: str | None
     symbols: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -321,6 +325,13 @@ class Library:
         found = [path for pattern in (f"lib{name}.so", f"lib{name}.so.*") for path in self.path.parent.glob(pattern)]
         return ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_LOCAL) if found else None
 
+    def vision_layout(self) -> abi.Layout | None:
+        """The layout of libmtmd's parameters, None where the build has no libmtmd; BuildError where none is known."""
+        library = self.companion("mtmd", "mtmd_init_from_file")
+        if library is None:
+            return None
+        return abi.recognise("mtmd_context_params", abi.probe(library.mtmd_context_params_default), self.path)
+
     def timed(self, function: Any, result: Any, arguments: Sequence[Any]) -> Callable[..., Any]:
         """A C function with its types, whose time counts towards `seconds`."""
         function.restype, function.argtypes = result, list(arguments)
@@ -365,6 +376,11 @@ class Library:
         def text(name: str) -> str:
             return (getattr(self, name)() or b"").decode() if self.has(name) else ""
 
+        try:
+            found = self.vision_layout()
+            vision = found.id if found else None
+        except BuildError:
+            vision = "unknown"
         origin = origin_of(self.path)
         packaged = f"{origin.package} {origin.version}" if origin.package else ""
         return BuildIdentity(
@@ -374,9 +390,11 @@ class Library:
             package=origin.package,
             package_version=origin.version,
             build_number=origin.build_number,
+            release=origin.release or text("llama_version") or None,
             commit=text("ggml_commit") or "unknown",
             digest=_digest(self.path),
             context_layout=self.context_layout.id,
             model_layout=self.model_layout.id,
+            vision_layout=vision,
             symbols=tuple(sorted(self._optional)),
         )
