@@ -9,7 +9,6 @@ from .bench import (
     Piece,
     Setup,
     Tokens,
-    identify,
     measure,
     meet,
     try_on_device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from conformance.harness import builds
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
 from conformance.harness.engine import (
@@ -21,7 +22,6 @@ from conformance.harness.engine import (
     Context,
     ContextSettings,
     HighLevel,
-    Library,
     Logits,
     Model,
     StateError,
@@ -138,7 +138,7 @@ class Bench:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.library = _library(setup.build)
+        self.library = builds.load(setup.build)
         self.model = Model(self.library, setup.model_path)
         self.census: ModelCensus = census_of_gguf(setup.model_path)
         self._context: Callable[[Model, ContextSettings], Context] = (
@@ -287,11 +287,6 @@ class Bench:
         self.model.close()
 
 
-@lru_cache(maxsize=1)
-def _library(build: str) -> Library:
-    return Library(build)
-
-
 @lru_cache(maxsize=16)
 def _bench(setup: Setup) -> Bench:
     return Bench(setup)
@@ -303,11 +298,6 @@ def measure(setup: Setup, body: Callable[[Bench, Any], Deviation], case: Any) ->
     before = bench.library.seconds
     deviation = body(bench, case)
     return Measurement(deviation, bench.library.seconds - before)
-
-
-def identify(build: str) -> dict[str, Any]:
-    """Load a build and say what it is."""
-    return asdict(_library(build).identity())
 
 
 def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
