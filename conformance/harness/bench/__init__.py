@@ -29,7 +29,6 @@ __all__ = [
     "Setup",
     "Tokens",
     "decode_seconds",
-    "identify",
     "measure",
     "meet",
     "try_on_device",
