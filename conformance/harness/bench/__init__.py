@@ -9,12 +9,12 @@ from .bench import (
     Piece,
     Setup,
     Tokens,
-    identify,
     measure,
     meet,
     try_on_device,
 )
 from .case import FLOAT_TYPES, Case, Decode
+from .clock import decode_seconds
 
 __all__ = [
     "FLOAT_TYPES",
@@ -28,7 +28,7 @@ __all__ = [
     "Piece",
     "Setup",
     "Tokens",
-    "identify",
+    "decode_seconds",
     "measure",
     "meet",
     "try_on_device",

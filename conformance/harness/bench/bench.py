@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from conformance.harness import builds
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
 from conformance.harness.engine import (
@@ -22,7 +23,6 @@ from conformance.harness.engine import (
     Context,
     ContextSettings,
     HighLevel,
-    Library,
     Logits,
     Model,
     StateError,
@@ -35,7 +35,7 @@ from conformance.harness.measure.kld import Scores
 from conformance.harness.precision.emulation import layer_map
 from conformance.harness.precision.reference import Reference
 from conformance.harness.precision.scoring import Arm, Scorer
-from conformance.harness.state import BlobError, LayerMap, SequenceState, compare, parse, part
+from conformance.harness.state import BlobError, LayerMap, SequenceState, compare, lengthened, parse, part
 from fixtures import models
 from fixtures.corpora import corpus
 from fixtures.trained import TRAINED, fixture_path
@@ -55,6 +55,7 @@ _FLOOR_TOKENS = (48, 600)
 _FLOOR_ROWS = 16
 _NEIGHBOUR_TOKENS = 5
 _TEXT_TOKENS = 64
+_FILL_TOKENS = 64
 _TRAINED_SHARE = 0.6  # of the surprise that a uniform guess has
 _MANUAL_CHARACTERS = 60_000
 _VARIANTS: dict[Floor, tuple[dict[str, int], ...]] = {
@@ -141,7 +142,7 @@ class Bench:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.library = _library(setup.build)
+        self.library = builds.load(setup.build)
         self.model = Model(self.library, setup.model_path)
         self.census: ModelCensus = census_of_gguf(setup.model_path)
         self._context: Callable[[Model, ContextSettings], Context] = (
@@ -261,6 +262,21 @@ class Bench:
                 recurrent_layers=None if recurrent is None else len(recurrent),
             )
 
+    def fill(self, context: Context, n_tokens: int) -> None:
+        """Make an empty sequence 0 hold `n_tokens`, where only the time of what follows matters.
+
+        One attention cache is filled with the rows of a short text over again, which takes no prefill. Otherwise, with no
+        attention or a sliding window, the whole text is decoded.
+        """
+        short = min(n_tokens, _FILL_TOKENS)
+        begin, rest = self.texts(0, short, n_tokens - short)
+        context.decode(begin, outputs="none")
+        state = self.state(context.save())
+        if len(state.attention) == 1:
+            context.restore(lengthened(state, n_tokens))
+        elif len(rest):
+            context.decode(rest, outputs="none")
+
     def reorders(self, n_tokens: int) -> bool:
         """Whether a restore after so many tokens lays the same cells out in another order.
 
@@ -275,11 +291,6 @@ class Bench:
         self.model.close()
 
 
-@lru_cache(maxsize=1)
-def _library(build: str) -> Library:
-    return Library(build)
-
-
 @lru_cache(maxsize=16)
 def _bench(setup: Setup) -> Bench:
     return Bench(setup)
@@ -291,11 +302,6 @@ def measure(setup: Setup, body: Callable[[Bench, Any], Deviation], case: Any) ->
     before = bench.library.seconds
     deviation = body(bench, case)
     return Measurement(deviation, bench.library.seconds - before)
-
-
-def identify(build: str) -> dict[str, Any]:
-    """Load a build and say what it is."""
-    return asdict(_library(build).identity())
 
 
 def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:

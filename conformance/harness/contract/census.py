@@ -352,9 +352,7 @@ def _recurrent(sizes: tuple[int, int], recurs: _Flags) -> tuple[RecurrentLayer, 
     return tuple(RecurrentLayer(il, *sizes) for il, flag in enumerate(recurs) if flag)
 
 
-def _attention(
-    keys: _Keys, attends: _Flags, slides: _Flags, *, latent: bool
-) -> tuple[AttentionLayer, ...] | None:
+def _attention(keys: _Keys, attends: _Flags, slides: _Flags, *, latent: bool) -> tuple[AttentionLayer, ...] | None:
     """None when the first layer has no heads: llama.cpp takes the head dims from there."""
     n = len(attends)
     heads = keys.per_layer("attention.head_count", n)

@@ -54,6 +54,8 @@ def applies(invariant: Invariant, subject: Subject) -> str | None:
     needs = invariant.needs
     if needs.kinds and subject.kinds is not None and subject.kinds.isdisjoint(needs.kinds):
         return f"needs {_either(KINDS[kind] for kind in needs.kinds)}; {subject.name} has {_memory(subject.kinds)}"
+    if subject.kinds and (there := [KINDS[kind] for kind in needs.lacks if kind in subject.kinds]):
+        return f"needs a model without {_either(there)}; {subject.name} has it"
     known = subject.capabilities | subject.unknown_capabilities
     missing = [CAPABILITIES[name] for name in needs.capabilities if name not in known]
     if missing:
@@ -66,7 +68,7 @@ def undecided(invariant: Invariant, subject: Subject) -> str | None:
 
     A pair for which ``applies`` has no objection and ``undecided`` has a reason is UNKNOWN.
     """
-    if invariant.needs.kinds and subject.kinds is None:
+    if (invariant.needs.kinds or invariant.needs.lacks) and subject.kinds is None:
         return f"the architecture of {subject.name} is not known here, so neither is the kind of its memory"
     unsure = [CAPABILITIES[name] for name in invariant.needs.capabilities if name in subject.unknown_capabilities]
     return f"cannot find out whether this build offers {' and '.join(unsure)} for {subject.name}" if unsure else None

@@ -127,6 +127,10 @@ class Context:
     Every setting that the build can report is read back when the context is made: a struct layout that put a value into
     the wrong field stops here.
 
+    Attributes:
+        seconds: wall time spent in `llama_decode` so far, without what Python does around it; CPU builds compute within
+            the call.
+
     Raises:
         ModelError: the build refused to make the context.
         BuildError: the read-back failed.
@@ -161,6 +165,7 @@ class Context:
             )
         self._read_back()
         self.memory: int = self.library.llama_get_memory(self.handle)
+        self.seconds = 0.0
         self._abort: Any = None
 
     def _read_back(self) -> None:
@@ -279,7 +284,9 @@ class Context:
 
     def process(self, batch: TokenBatch) -> int:
         """One `llama_decode` call as it is; returns the build's code and raises nothing."""
-        code = int(self.library.llama_decode(self.handle, batch.as_struct()))
+        struct, before = batch.as_struct(), self.library.seconds
+        code = int(self.library.llama_decode(self.handle, struct))
+        self.seconds += self.library.seconds - before
         self._cache_known = bool(self._cache)
         return code
 

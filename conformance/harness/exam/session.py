@@ -13,7 +13,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from conformance.harness.bench import Acquaintance, Floor, Setup, identify, meet, try_on_device
+from conformance.harness import builds
+from conformance.harness.bench import Acquaintance, Floor, Setup, meet, try_on_device
 from conformance.harness.contract.census import GGUFError, census_of_gguf
 from conformance.harness.contract.known import BuildName, Known, match
 from conformance.harness.contract.load import Contract
@@ -116,14 +117,8 @@ class Session:
 
     @property
     def _build_name(self) -> BuildName:
-        package, _, version = self.identity["version"].partition(" ")
-        number = version.rpartition(".")[2] if package == "xllamacpp" else ""
-        return BuildName(
-            number=int(number) if number.isdigit() else None,
-            package=package or None,
-            version=version or None,
-            digest=self.identity["digest"],
-        )
+        identity = self.identity
+        return BuildName(identity["build_number"], identity["package"], identity["package_version"], identity["digest"])
 
     def expecting(self, entries: Sequence[Known]) -> Session:
         """The same session, told which failures are known."""
@@ -134,18 +129,31 @@ class Session:
         return setup_for(self.options, self.look(model).subject)
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs (id, model) to examine, the slowest models first so that parallel workers end together."""
+        """The pairs (id, model) to examine, the slowest models first so that parallel workers end together.
 
-        def speed(pair: tuple[str, str]) -> float:
+        What is measured alone comes last.
+        """
+
+        def place(pair: tuple[str, str]) -> tuple[bool, float]:
             acquaintance = self.look(pair[1]).acquaintance
-            return acquaintance.prefill_tokens_per_second if acquaintance else 0.0
+            speed = acquaintance.prefill_tokens_per_second if acquaintance else 0.0
+            sizing = self.sizings[pair]
+            return sizing is not None and sizing.invariant.alone, speed
 
-        return sorted((pair for pair, sizing in self.sizings.items() if sizing), key=speed)
+        return sorted((pair for pair, sizing in self.sizings.items() if sizing), key=place)
 
     @property
     def expected_seconds(self) -> float:
-        """Wall time that all searches are expected to take; computed from the measured speeds, on `n_workers`."""
-        return sum(sizing.seconds for sizing in self.sizings.values() if sizing) / self.options.n_workers
+        """Wall time that all searches are expected to take; computed from the measured speeds, on `n_workers`.
+
+        What is measured alone takes one process, whatever the number of workers.
+        """
+        shares = [
+            sizing.seconds / (1 if sizing.invariant.alone else self.options.n_workers)
+            for sizing in self.sizings.values()
+            if sizing
+        ]
+        return sum(shares)
 
     def plan(self, contract: Contract) -> tuple[list[Check], list[NotApplicable]]:
         """Every pair of invariant and model: as a check still to run or already without hope, or as not applicable."""
@@ -204,7 +212,8 @@ def prepare(options: Options, contract: Contract) -> Session:
         raise UsageError(f"--inject-fault {options.fault!r}: no such fault; choose from {', '.join(FAULTS)}")
     with child_for([]) as child:
         try:
-            identity: dict[str, Any] = child.call(identify, options.build, timeout=_FIRST_LOOK_SECONDS)
+            builds.resolve(options.build)
+            identity: dict[str, Any] = child.call(builds.identify, options.build, timeout=_FIRST_LOOK_SECONDS)
         except BuildError as error:
             raise UsageError(str(error)) from None
         except ChildDeath as death:
@@ -215,7 +224,11 @@ def prepare(options: Options, contract: Contract) -> Session:
     chosen = options.models or (() if options.architectures else (*models.names(), *here))
     made, unmade = _architectures(options, contract)
     subjects = [*(_subject(name) for name in chosen), *made]
-    absent = {} if options.models or options.architectures else {name: model.absence for name, model in TRAINED.items() if name not in here}
+    absent = (
+        {}
+        if options.models or options.architectures
+        else {name: model.absence for name, model in TRAINED.items() if name not in here}
+    )
     if len({subject.name for subject in subjects}) < len(subjects):
         raise UsageError(f"--model: two models share a name ({', '.join(each.name for each in subjects)}); rename one")
     floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
@@ -269,7 +282,9 @@ def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> 
     swept = contract.profiles[own].architectures or own
     pairs = [
         (invariant, look.acquaintance, look.subject.name, invariant.examples[swept if look.subject.is_made else own])
-        for invariant in contract
+        for invariant in sorted(
+            contract, key=lambda invariant: invariant.alone
+        )  # what does not fit is left out at the end
         for look in looks
         if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
     ]
@@ -300,7 +315,7 @@ def _subject(name: str) -> Subject:
         path=path.resolve(),
         kinds=kinds,
         is_fixture=is_fixture,
-        only_named=is_fixture and name in TRAINED,
+        only_named=is_fixture and (name in TRAINED or models.recipe(name).only_named),
     )
 
 

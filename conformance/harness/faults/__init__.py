@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from conformance.harness.engine import Context, HighLevel
 from conformance.harness.precision.reference import Reference
 
-from . import lies, precision_lies
+from . import lies, precision_lies, slow_lies
 
 
 @dataclass(frozen=True)
@@ -556,6 +556,48 @@ FAULTS: dict[str, Fault] = {
         ("RB-02/rollback-depth-of-a-micro-batch",),
         "lfm2-mini",
         lies.SnapshotsMixUpLogits,
+    ),
+    "slow-after-restore": Fault(
+        "every token takes many times as long once a state was restored",
+        ("DC-02",),
+        "decode-cost-mini",
+        slow_lies.SlowAfterRestore,
+    ),
+    "slower-with-every-restore": Fault(
+        "a token takes longer for every state that was restored",
+        ("DC-04/bounded",),
+        "decode-cost-mini",
+        slow_lies.SlowerWithEveryRestore,
+    ),
+    "slower-with-depth": Fault(
+        "a recurrent model takes longer for a token the more came before it",
+        ("DC-03/recurrent",),
+        "mamba2-mini",
+        slow_lies.SlowerWithDepth,
+    ),
+    "slower-when-short": Fault(
+        "a token takes longer the less the context holds",
+        ("DC-03/attention", "DC-04/growing", "DC-06"),
+        "decode-cost-mini",
+        slow_lies.SlowerWhenShort,
+    ),
+    "keeps-a-window": Fault(
+        "a token sees no more than the last 100 tokens, and takes as long at any depth",
+        ("DC-03/share-of-attention",),
+        "decode-cost-mini",
+        slow_lies.KeepsAWindow,
+    ),
+    "slow-in-other-sequences": Fault(
+        "a token of any sequence but the first takes many times as long",
+        ("DC-05/sequence-ids",),
+        "decode-cost-mini",
+        slow_lies.SlowInOtherSequences,
+    ),
+    "slow-after-removal": Fault(
+        "every token takes many times as long once a sequence was removed",
+        ("DC-05/fragmentation",),
+        "decode-cost-mini",
+        slow_lies.SlowAfterRemoval,
     ),
 }
 
