@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from conformance.harness import builds
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
-from conformance.harness.contract.schema import Kind
+from conformance.harness.contract.schema import Kind, Weights
 from conformance.harness.engine import (
     Blob,
     CacheSide,
@@ -44,6 +44,7 @@ Tokens = npt.NDArray[np.int32]
 Piece = tuple[npt.NDArray[Any], npt.NDArray[np.int32]]
 """What is decoded next and at which positions: tokens int32 [n] at [n], or embeddings float32 [n, n_embd] at [4, n]."""
 Floor = Literal["repeat", "threads", "ubatch"]
+_FLOAT32_BYTES = 4
 Flash = Literal["off", "on"]
 
 _SPEED_TOKENS = 32
@@ -126,6 +127,7 @@ class Acquaintance:
             and no check that compares logits would mean anything.
         prefill_tokens_per_second: of a short text, flash attention off.
         n_bytes: size of the weights.
+        weights: whether all of them are float32; narrower ones are computed with in other ways at other batch sizes.
 
     """
 
@@ -135,6 +137,7 @@ class Acquaintance:
     prefill_tokens_per_second: float
     n_bytes: int
     remembers: bool = True
+    weights: Weights = "float32"
 
 
 class Bench:
@@ -343,6 +346,7 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
         floors=measured,
         prefill_tokens_per_second=speed,
         n_bytes=bench.model.n_bytes,
+        weights="float32" if bench.model.n_bytes >= _FLOAT32_BYTES * bench.model.n_parameters else "narrower",
         remembers=_remembers(bench),
     )
 

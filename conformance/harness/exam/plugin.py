@@ -317,6 +317,7 @@ def _examined(config: pytest.Config, child: Child, check: BoundCheck, model: str
         examples=sizing.examples,
         seed=options.seed,
         acquaintance=look.acquaintance,
+        ceiling=specs.ceilings[look.acquaintance.weights],
         child=child,
         recorded=None if options.cases is None else options.cases.get((check.id, model), []),
         database=None if options.fault else config.rootpath / ".hypothesis" / "conformance" / check.id / model,
