@@ -95,6 +95,8 @@ def test_a_projection_keeps_the_size_of_what_it_projects_and_a_branch_gives_its_
     for prefix in ("blk.0.attn_output", "blk.3.ffn_down_exps", "blk.1.ssm_out", "blk.2.time_mix_output"):
         whole, share = (filled(f"{prefix}.weight", (*shape, 64), each).values(1) for each in (1.0, residual))
         np.testing.assert_allclose(share, residual * whole, rtol=1e-6)
+    whole, small = (filled("blk.0.time_mix_value.weight", (*shape, 64), 1, normed=n).values(1) for n in (False, True))
+    np.testing.assert_allclose(small, 0.1 * whole, rtol=1e-6)
     values = filled(f"{name}.weight", (*shape, 64), residual).values(1)
     assert values.shape == (*shape, 64)
     assert np.isfinite(values).all()
