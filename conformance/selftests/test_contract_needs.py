@@ -100,3 +100,11 @@ def test_a_model_that_is_only_examined_by_name_is_not_meant_by_all() -> None:
     trained = Subject("smollm2-135m", Path("m.gguf"), frozenset({"attention"}), only_named=True)
     assert applies(invariant(), trained) == "RP-04 does not list smollm2-135m"
     assert applies(invariant(models=["smollm2-135m"]), trained) is None
+
+
+def test_times_are_not_asked_of_a_model_that_was_made_for_its_architecture() -> None:
+    timed = invariant().model_copy(update={"alone": True})
+    made = Subject("some", Path("m.gguf"), frozenset({"attention"}), is_fixture=False, is_made=True)
+    assert "measures times" in (applies(timed, made) or "")
+    assert applies(invariant(), made) is None
+    assert applies(timed, subject({"attention"}, fixture=False)) is None

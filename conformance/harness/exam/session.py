@@ -222,7 +222,7 @@ def prepare(options: Options, contract: Contract) -> Session:
             ) from None
     here = [name for name, model in TRAINED.items() if model.is_here]
     chosen = options.models or (() if options.architectures else (*models.names(), *here))
-    made, unmade = _architectures(options, contract)
+    made, unmade = architectures(options, contract)
     subjects = [*(_subject(name) for name in chosen), *made]
     absent = (
         {}
@@ -249,7 +249,7 @@ def prepare(options: Options, contract: Contract) -> Session:
     return Session(options, identity, looks, _sized(options, contract, looks), absent=absent, unmade=unmade)
 
 
-def _architectures(options: Options, contract: Contract) -> tuple[list[Subject], dict[str, str]]:
+def architectures(options: Options, contract: Contract) -> tuple[list[Subject], dict[str, str]]:
     """The models made for their architecture, and why others cannot be.
 
     Raises:
