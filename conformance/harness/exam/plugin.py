@@ -505,7 +505,8 @@ class _Controller:
         if entry is None:
             return check
         if check.verdict == "PASS":
-            self._notes.append(entry.cured(check.model))
+            if not self._session.look(check.model).subject.is_made:  # what a kind shows, not every architecture must
+                self._notes.append(entry.cured(check.model))
         elif entry.explains(check.verdict):
             return check.excuse(f"{entry.reason}: {entry.entry.note}", entry.where, entry.entry.upstream)
         return check
