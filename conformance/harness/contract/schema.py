@@ -28,6 +28,7 @@ Capability = Literal[
     "multi_dimensional_positions",
     "trained_weights",
     "high_level",
+    "other_build",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -47,6 +48,7 @@ CAPABILITIES: dict[Capability, str] = {
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
     "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
+    "other_build": "a second build to exchange states with, as tools.gate has",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -38,6 +39,29 @@ class UsageError(Exception):
 
 
 @dataclass(frozen=True)
+class Shard:
+    """One of `of` parts of a run, counted from 1. Which check is in which depends on its id and its model alone."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def named(cls, text: str) -> Shard:
+        """The shard that reads "1/3". ValueError where the text is none."""
+        number, _, of = text.partition("/")
+        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+            raise ValueError("give it as I/N, with I from 1 to N")
+        return cls(int(number), int(of))
+
+    def holds(self, id: str, model: str) -> bool:
+        """Whether a check on a model belongs to this part."""
+        return zlib.crc32(f"{id} {model}".encode()) % self.of == self.number - 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+@dataclass(frozen=True)
 class Options:
     """What the user asked for.
 
@@ -45,6 +69,7 @@ class Options:
         models: paths of GGUFs, or names of fixture models, to examine instead of all fixture models.
         seed: of all draws.
         cases: recorded cases by (id, model), to run instead of drawing.
+        shard: the part of the checks to run, None for all of them.
 
     """
 
@@ -58,7 +83,12 @@ class Options:
     cases: Mapping[tuple[str, str], Sequence[dict[str, Any]]] | None = None
     budget_minutes: float | None = None
     n_workers: int = 1
+    shard: Shard | None = None
     started: float = field(default_factory=time.time)
+
+    def takes(self, id: str, model: str) -> bool:
+        """Whether this run is to make a check on a model."""
+        return self.shard is None or self.shard.holds(id, model)
 
     @property
     def deadline(self) -> float:
@@ -150,6 +180,8 @@ class Session:
                 if why := applies(invariant, look.subject):
                     others.append(NotApplicable(id=invariant.id, model=name, reason=why))
                     continue
+                if not self.options.takes(invariant.id, name):
+                    continue
                 planned = Check.planned(invariant.id, name, invariant.title, invariant.required)
                 if look.acquaintance is None:
                     planned = planned.settled(look.verdict, reason=look.reason)
@@ -233,7 +265,10 @@ def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> 
         (invariant, look.acquaintance, look.subject.name)
         for invariant in contract
         for look in looks
-        if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
+        if look.acquaintance
+        and options.takes(invariant.id, look.subject.name)
+        and not applies(invariant, look.subject)
+        and not undecided(invariant, look.subject)
     ]
     seconds = max(options.deadline - time.time(), 0) * options.n_workers
     sizings = fit([(each, known, each.examples[options.profile]) for each, known, _ in pairs], seconds)

@@ -28,6 +28,7 @@ class Deviation:
         where: the place of the first or worst difference in words, empty when there is none.
         expected, seen: the two values at that place, for people.
         layers: one row per layer where layers were compared.
+        remark: what else the case showed, whatever its verdict.
 
     """
 
@@ -38,6 +39,7 @@ class Deviation:
     seen: str = ""
     layers: tuple[dict[str, Any], ...] = field(default=())
     reordered: bool = False
+    remark: str = ""
 
     def with_cells_in_another_order(self, reordered: bool) -> Deviation:
         """The same deviation, marked."""
