@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from conformance.harness import builds
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
 from conformance.harness.engine import (
@@ -317,7 +318,7 @@ class Bench:
 
 @lru_cache(maxsize=1)
 def _library(build: str) -> Library:
-    return Library(build)
+    return builds.load(build)
 
 
 @lru_cache(maxsize=16)

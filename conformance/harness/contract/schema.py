@@ -345,19 +345,23 @@ class Topic(Entry):
 
 
 class Builds(Entry):
-    """Which builds show a known failure: those that any of the three ways of naming a build fits."""
+    """Which builds show a known failure: those that any of the three ways of naming a build fits.
+
+    Attributes:
+        build_number: of llama.cpp itself, whatever package the build came in.
+        packages: versions by package, for builds whose number is not known.
+        digests: of the libraries.
+
+    """
 
     build_number: Range | None = None
-    package: Line | None = None
-    version: Range | None = None
+    packages: dict[str, Range] = {}
     digests: Annotated[tuple[str, ...], AfterValidator(_distinct), Field(description="a list of digests")] = ()
 
     @model_validator(mode="after")
     def _names_something(self) -> Builds:
-        if (self.package is None) != (self.version is None):
-            raise _wrong("holds one of package and version", "write both")
-        if self.build_number is None and self.package is None and not self.digests:
-            raise _wrong("names no build", "write build_number, package and version, or digests")
+        if self.build_number is None and not self.packages and not self.digests:
+            raise _wrong("names no build", "write build_number, packages, or digests")
         return self
 
 

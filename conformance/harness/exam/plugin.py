@@ -21,6 +21,7 @@ import pytest
 from rich.console import Console
 
 from conformance.harness.bench import Case
+from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.known import Known, load_known_failures
 from conformance.harness.contract.load import Contract, SpecError
 from conformance.harness.contract.schema import Kind
@@ -49,7 +50,7 @@ _SESSION = pytest.StashKey[Session]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The suite's options."""
     group = parser.getgroup("conformance", "llama.cpp conformance")
-    group.addoption("--build", default="bundled", metavar="BUILD", help="'bundled' (default), or the folder of a build")
+    group.addoption("--build", default="bundled", metavar="BUILD", help=f"default: bundled; {BUILD_HELP}")
     group.addoption(
         "--model",
         action="append",

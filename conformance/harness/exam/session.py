@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from conformance.harness import builds
 from conformance.harness.bench import Acquaintance, Floor, Setup, identify, meet, try_on_device
 from conformance.harness.contract.census import GGUFError, census_of_gguf
 from conformance.harness.contract.known import BuildName, Known, match
@@ -140,14 +141,8 @@ class Session:
 
     @property
     def _build_name(self) -> BuildName:
-        package, _, version = self.identity["version"].partition(" ")
-        number = version.rpartition(".")[2] if package == "xllamacpp" else ""
-        return BuildName(
-            number=int(number) if number.isdigit() else None,
-            package=package or None,
-            version=version or None,
-            digest=self.identity["digest"],
-        )
+        identity = self.identity
+        return BuildName(identity["build_number"], identity["package"], identity["package_version"], identity["digest"])
 
     def expecting(self, entries: Sequence[Known]) -> Session:
         """The same session, told which failures are known."""
@@ -230,6 +225,7 @@ def prepare(options: Options, contract: Contract) -> Session:
         raise UsageError(f"--inject-fault {options.fault!r}: no such fault; choose from {', '.join(FAULTS)}")
     with child_for([]) as child:
         try:
+            builds.resolve(options.build)
             identity: dict[str, Any] = child.call(identify, options.build, timeout=_FIRST_LOOK_SECONDS)
         except BuildError as error:
             raise UsageError(str(error)) from None
