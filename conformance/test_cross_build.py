@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def _in_memory(bench: Bench, case: Exchange, writer: Writer) -> Deviation:
     return _remarked(read(_read_full, case, blob), len(blob))
 
 
-def _sides(bench: Bench, writer: Writer) -> tuple[Callable[..., object], Callable[..., Reading]]:
+def _sides(bench: Bench, writer: Writer) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """How to call a function of this module in the process of the writing build, and in that of the reading one."""
     assert bench.setup.other is not None
     setup = Setup(bench.setup.other, bench.setup.model, None, bench.setup.n_threads)
@@ -138,7 +138,9 @@ def _read_file(setup: Setup, case: Exchange, path: Path) -> Reading:
     reading = _read(setup, case, load)
     prefix = case.texts(bench_of(setup))[0]
     if reading.consumed and not np.array_equal(tokens[0], prefix):
-        return replace(reading, deviation=Deviation(1.0, "tokens", "the tokens in the file", str(prefix), str(tokens[0])))
+        return replace(
+            reading, deviation=Deviation(1.0, "tokens", "the tokens in the file", str(prefix), str(tokens[0]))
+        )
     return reading
 
 

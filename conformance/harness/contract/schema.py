@@ -187,6 +187,41 @@ class Profiles(Entry):
         return self
 
 
+class Counted(Entry):
+    """A count that the gate compares exactly."""
+
+    unit: Line
+    because: Text
+
+
+class Timed(Counted):
+    """A measure that varies: up to which ratio of the candidate to the baseline it is no regression."""
+
+    limit: Annotated[float, Field(gt=1, allow_inf_nan=False, description="a ratio above 1")]
+
+
+class Performance(Entry):
+    """What the gate measures of speed and size.
+
+    A round prefills to each of ``depths`` tokens in turn and decodes ``decoded_tokens`` single ones there. ``repeats`` is
+    how often a round saves and restores. ``rounds`` are paired rounds for every profile.
+    """
+
+    models: ModelNames
+    depths: Annotated[tuple[Count, ...], AfterValidator(_distinct), Field(description="a list of depths in tokens")]
+    decoded_tokens: Count
+    repeats: Count
+    rounds: dict[str, Count]
+    counts: dict[str, Counted]
+    measures: dict[str, Timed]
+
+
+class PerformanceFile(Entry):
+    """``specs/performance.yaml``."""
+
+    performance: Performance
+
+
 class Source(Entry):
     """Where an invariant is claimed. ``document`` defaults to the document of the file."""
 

@@ -360,9 +360,7 @@ class _Controller:
                         "digest": file_digest(look.subject.path),
                         "kinds": sorted(look.subject.kinds or ()),
                         "capabilities": sorted(look.subject.capabilities),
-                        "measured": None
-                        if look.acquaintance is None
-                        else look.acquaintance.as_record(),
+                        "measured": None if look.acquaintance is None else look.acquaintance.as_record(),
                     }
                     for look in session.looks
                 },

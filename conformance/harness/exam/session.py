@@ -233,9 +233,8 @@ def prepare(options: Options, contract: Contract) -> Session:
             raise UsageError(
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
-    here = [name for name, model in TRAINED.items() if model.is_here]
-    subjects = [_subject(name) for name in options.models or (*models.names(), *here)]
-    absent = {} if options.models else {name: model.absence for name, model in TRAINED.items() if name not in here}
+    subjects = [subject_of(name) for name in options.models or fixtures_here()]
+    absent = {} if options.models else {name: model.absence for name, model in TRAINED.items() if not model.is_here}
     if len({subject.name for subject in subjects}) < len(subjects):
         raise UsageError(f"--model: two models share a name ({', '.join(each.name for each in subjects)}); rename one")
     floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
@@ -271,8 +270,16 @@ def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> 
     return {(invariant.id, model): sizing for (invariant, _, model), sizing in zip(pairs, sizings, strict=True)}
 
 
-def _subject(name: str) -> Subject:
-    """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares."""
+def fixtures_here() -> tuple[str, ...]:
+    """The models that are examined where none is named: those the suite writes, and trained ones that were fetched."""
+    return (*models.names(), *(name for name, model in TRAINED.items() if model.is_here))
+
+
+def subject_of(name: str) -> Subject:
+    """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares.
+
+    Raises UsageError where there is none.
+    """
     is_fixture = name in (*models.names(), *TRAINED) and not Path(name).exists()
     try:
         path = fixture_path(name) if is_fixture else Path(name).expanduser()

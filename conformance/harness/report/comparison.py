@@ -7,12 +7,20 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from conformance.harness.report import results as single
-from conformance.harness.report.results import Check, MeasuredCase, NotApplicable, Number, Record, Results, Text, jsonable
+from conformance.harness.report.results import (
+    Check,
+    MeasuredCase,
+    Number,
+    Record,
+    Results,
+    Text,
+    jsonable,
+)
 from conformance.harness.report.store import ReportError
 from conformance.harness.report.verdict import in_short
 from conformance.harness.report.wording import figure
@@ -114,7 +122,7 @@ class Comparison(Record):
     settings: single.Mapping
     pairs: tuple[Pair, ...]
     speeds: tuple[Speed, ...] = ()
-    states: dict[str, str] = {}
+    states: dict[str, str] = Field(default_factory=dict)
     death: Text | None = None
     notes: tuple[Text, ...] = ()
     answer: Answer
@@ -156,7 +164,9 @@ def compare(baseline: Results, candidate: Results, *, only_run: bool = False) ->
         old, new = before.get(key), after.get(key)
         if only_run and not any(check and check.has_run for check in (old, new)):
             continue
-        missing = next((absent[side].get(key) for side, check in (("baseline", old), ("candidate", new)) if check is None), None)
+        missing = next(
+            (absent[side].get(key) for side, check in (("baseline", old), ("candidate", new)) if check is None), None
+        )
         pairs.append(pair_of(old, new, missing or "it is not there"))
     return pairs
 
@@ -295,7 +305,9 @@ def _refusals(baseline: Check, candidate: Check) -> str:
     counts = [sum(case.verdict == "SKIPPED" for case in check.detail.cases or ()) for check in (baseline, candidate)]
     if not any(counts):
         return ""
-    reasons = {case.reason for check in (baseline, candidate) for case in check.detail.cases or () if case.verdict == "SKIPPED"}
+    reasons = {
+        case.reason for check in (baseline, candidate) for case in check.detail.cases or () if case.verdict == "SKIPPED"
+    }
     return f"; cases that cannot be taken: {counts[1]}, before {counts[0]} ({'; '.join(sorted(map(str, reasons)))})"
 
 
@@ -304,8 +316,8 @@ def _refusals(baseline: Check, candidate: Check) -> str:
 
 def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison:
     """The comparison with its answer, and `problems` in the surroundings, which leave none."""
-    counts = Counter(each.outcome for each in (*comparison.pairs, *comparison.speeds))
-    blocking = [each for each in (*comparison.pairs, *comparison.speeds) if each.blocks]
+    counts, speeds = (Counter(each.outcome for each in items) for items in (comparison.pairs, comparison.speeds))
+    blocking: list[Pair | Speed] = [each for each in (*comparison.pairs, *comparison.speeds) if each.blocks]
     code: Literal[0, 1, 2]
     if problems:
         code, opening = 2, f"NO ANSWER: {'; '.join(problems)}"
@@ -319,14 +331,23 @@ def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison
         code, opening = 0, "MAY UPGRADE"
     parts = [
         *(f"fixed: {in_short(_named(fixed))}" for fixed in [_with(comparison, "fixed")] if fixed),
-        *(f"still broken: {len(broken)} ({in_short(_ids(broken))})" for broken in [_with(comparison, "known")] if broken),
-        *(f"{counts[name]} {name}" for name in OUTCOMES if counts[name] and name not in ("fixed", "known")),
+        *(
+            f"still broken: {len(broken)} ({in_short(_ids(broken))})"
+            for broken in [_with(comparison, "known")]
+            if broken
+        ),
+        *_tally({name: count for name, count in counts.items() if name not in ("fixed", "known")}),
+        *(f"speed and size: {', '.join(_tally(speeds))}" for speeds in [speeds] if speeds),
         *(f"{what}: {how}" for what, how in comparison.states.items()),
     ]
     line = f"{opening}{': ' if code == 0 else '; '}{'; '.join(parts)}" if parts else opening
     answer = Answer(exit_code=code, line=line, counts={name: counts[name] for name in OUTCOMES})
     notes = (*comparison.notes, *problems)
-    return comparison.model_copy(update={"answer": answer, "notes": jsonable(notes) and tuple(notes)})
+    return comparison.model_copy(update={"answer": answer, "notes": tuple(jsonable(notes))})
+
+
+def _tally(counts: Mapping[Outcome, int]) -> list[str]:
+    return [f"{counts[name]} {name}" for name in OUTCOMES if counts.get(name)]
 
 
 def _with(comparison: Comparison, outcome: Outcome) -> list[Pair]:
@@ -343,7 +364,10 @@ def _named(items: Iterable[Pair | Speed]) -> list[str]:
     for each in sorted(items, key=lambda each: -OUTCOMES.index(each.outcome)):
         what = each.id if isinstance(each, Pair) else each.quantity
         models.setdefault((each.outcome, what), []).append(each.model)
-    return [f"{outcome}: {what} on {', '.join(names)}" if outcome != "fixed" else f"{what} on {', '.join(names)}" for (outcome, what), names in models.items()]
+    return [
+        f"{outcome}: {what} on {', '.join(names)}" if outcome != "fixed" else f"{what} on {', '.join(names)}"
+        for (outcome, what), names in models.items()
+    ]
 
 
 def by_id(pairs: Iterable[Pair]) -> Iterator[tuple[str, list[Pair]]]:
@@ -352,3 +376,32 @@ def by_id(pairs: Iterable[Pair]) -> Iterator[tuple[str, list[Pair]]]:
     for pair in pairs:
         groups.setdefault(pair.id, []).append(pair)
     yield from groups.items()
+
+
+def speed_cells(speed: Speed) -> tuple[str, ...]:
+    """Quantity, model, both values, ratio, interval, limit, in words."""
+    interval = (
+        "exact"
+        if speed.kind == "count"
+        else "-"
+        if speed.low is None or speed.high is None
+        else f"{speed.low:.2f} .. {speed.high:.2f}"
+    )
+    return (
+        speed.quantity,
+        speed.model,
+        amount(speed.baseline, speed.unit),
+        amount(speed.candidate, speed.unit),
+        "-" if speed.ratio is None else f"{speed.ratio:.2f}",
+        interval,
+        f"{speed.limit:g}",
+    )
+
+
+def amount(value: float | None, unit: str) -> str:
+    """A value with its unit, short."""
+    if value is None:
+        return "-"
+    if unit == "s":
+        return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
+    return f"{value / 2**20:.1f} MiB" if unit == "bytes" and value > 1e7 else f"{value:,.0f} {unit}"
