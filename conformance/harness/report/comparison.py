@@ -317,7 +317,8 @@ def _refusals(baseline: Check, candidate: Check) -> str:
 def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison:
     """The comparison with its answer, and `problems` in the surroundings, which leave none."""
     counts, speeds = (Counter(each.outcome for each in items) for items in (comparison.pairs, comparison.speeds))
-    blocking: list[Pair | Speed] = [each for each in (*comparison.pairs, *comparison.speeds) if each.blocks]
+    judged: list[Pair | Speed] = [*comparison.pairs, *comparison.speeds]
+    blocking = [each for each in judged if each.blocks]
     code: Literal[0, 1, 2]
     if problems:
         code, opening = 2, f"NO ANSWER: {'; '.join(problems)}"
