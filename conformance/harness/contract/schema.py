@@ -32,6 +32,7 @@ Capability = Literal[
     "multi_dimensional_positions",
     "trained_weights",
     "high_level",
+    "other_build",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -51,6 +52,7 @@ CAPABILITIES: dict[Capability, str] = {
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
     "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
+    "other_build": "a second build to exchange states with, as tools.gate has",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 
@@ -176,6 +178,41 @@ class Profiles(Entry):
         if self.default not in self.profiles:
             raise wrong(f"no profile {self.default!r}", f"choose the default from {', '.join(self.profiles)}")
         return self
+
+
+class Counted(Entry):
+    """A count that the gate compares exactly."""
+
+    unit: Line
+    because: Text
+
+
+class Timed(Counted):
+    """A measure that varies: up to which ratio of the candidate to the baseline it is no regression."""
+
+    limit: Annotated[float, Field(gt=1, allow_inf_nan=False, description="a ratio above 1")]
+
+
+class Performance(Entry):
+    """What the gate measures of speed and size.
+
+    A round prefills to each of ``depths`` tokens in turn and decodes ``decoded_tokens`` single ones there. ``repeats`` is
+    how often a round saves and restores. ``rounds`` are paired rounds for every profile.
+    """
+
+    models: ModelNames
+    depths: Annotated[tuple[Count, ...], AfterValidator(_distinct), Field(description="a list of depths in tokens")]
+    decoded_tokens: Count
+    repeats: Count
+    rounds: dict[str, Count]
+    counts: dict[str, Counted]
+    measures: dict[str, Timed]
+
+
+class PerformanceFile(Entry):
+    """``specs/performance.yaml``."""
+
+    performance: Performance
 
 
 class Source(Entry):
