@@ -428,7 +428,7 @@ class Builds(Entry):
     """
 
     build_number: Range | None = None
-    packages: dict[str, Range] = {}
+    packages: dict[str, Range] = Field(default_factory=dict)
     digests: Annotated[tuple[str, ...], AfterValidator(_distinct), Field(description="a list of digests")] = ()
 
     @model_validator(mode="after")
