@@ -5,7 +5,6 @@ With pytest-xdist the controller prepares the session once and hands it to the w
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pickle
@@ -37,7 +36,7 @@ from conformance.harness.report.results import Check, Results, Verdict
 from conformance.harness.report.store import ReportError, ResultsWriter
 from conformance.harness.report.terminal import print_results
 
-from .check import REGISTRY, BoundCheck
+from .check import REGISTRY, every_check, every_test
 from .examination import SPECS, Examination, contract
 from .progress import Progress
 from .session import GIB, Options, Session, UsageError, child_for, file_digest, prepare
@@ -169,7 +168,7 @@ def _recorded(path: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"--cases {path}: {error.strerror}; {advice}") from None
-    checks = _checks()
+    checks = every_check()
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
@@ -210,22 +209,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("exam", models, indirect=True, ids=[_bracket(check.id, model) for model in models])
 
 
-def _tests() -> list[Any]:
-    """All functions that pytest would take for tests, of all topics."""
-    modules = [
-        importlib.import_module(f"conformance.{path.stem}")
-        for path in sorted(Path(__file__).parents[2].glob("test_*.py"))
-    ]
-    return [test for module in modules for name, test in vars(module).items() if name.startswith("test_")]
-
-
-def _checks() -> dict[str, BoundCheck]:
-    return {test.check.id: test.check for test in _tests() if hasattr(test, "check")}
-
-
 def _refuse_loose_ends(specs: Contract) -> None:
     """Raise SpecError while specs and tests do not match, whichever of them this run selects."""
-    tests = _tests()
+    tests = every_test()
     problems = untied(specs, REGISTRY, tests)
     for test in tests:
         if hasattr(test, "check") and test.check.id in specs.invariants:
