@@ -17,7 +17,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from conformance.harness import builds
 from conformance.harness.bench import Setup
+from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.census import GGUFError
 from conformance.harness.engine import BUNDLED, EngineError
 from conformance.harness.engine.child import ChildDeath
@@ -34,7 +36,7 @@ def main(
     minutes: Annotated[float, typer.Option(help="How long to search, over all models.", min=0.05)] = 30,
     model: Annotated[list[str] | None, typer.Option(help="A fixture model or the path of a GGUF; repeatable.")] = None,
     arch: Annotated[list[str] | None, typer.Option(help="A model made of this architecture; repeatable.")] = None,
-    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
     seed: Annotated[int, typer.Option(help="Of the first round.")] = 0,
     findings: Annotated[Path, typer.Option(help="Where findings are kept.")] = Path("findings"),
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Do not keep clear of known failures.")] = False,
@@ -43,6 +45,7 @@ def main(
     console = Console(markup=False, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     found: list[Found] = []
     try:
+        builds.resolve(build)
         made = [str(auto_path(name, build)) for name in arch or ()]
     except (EngineError, ChildDeath, OSError) as error:
         typer.echo(f"--arch: {error}", err=True)

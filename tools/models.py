@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.census import GGUFError
 from conformance.harness.engine import BUNDLED, EngineError
 from conformance.harness.engine.child import ChildDeath
@@ -91,7 +92,7 @@ def fetch(
 @app.command()
 def auto(
     arch: Annotated[str, typer.Option(help="An architecture by its name in a GGUF, such as jamba.")],
-    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
 ) -> None:
     """Make a tiny model of any architecture from what the build's loader says is missing, and print its path."""
     with _refusing():
@@ -101,7 +102,7 @@ def auto(
 @app.command()
 def card(
     model: Annotated[str, typer.Argument(help="A fixture model, or the path of a GGUF.")],
-    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Noise floors and sensitivities of a model under a build; measured when the cache holds no card yet."""

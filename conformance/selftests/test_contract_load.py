@@ -145,7 +145,11 @@ def test_values_keep_their_types_and_origins_their_lines(tmp_path: Path) -> None
             "{rang: [1, 600]}",
             "13: invariants[0].search.tokens.rang: unknown key; did you mean 'range'?",
         ),
-        ("{range: [1, 600]}", "{}", "13: invariants[0].search.tokens: holds neither or both of range and choices"),
+        (
+            "{range: [1, 600]}",
+            "{}",
+            "13: invariants[0].search.tokens: holds none or several of range, choices and transcript",
+        ),
         ("[8, 512]", "[]", "14: invariants[0].search.ubatch.choices: found an empty list; write a list"),
         ("[8, 512]", "[8, 8]", "14: invariants[0].search.ubatch.choices: 8 stands there twice"),
         ("[8, 512]", "[8, [1]]", "14: invariants[0].search.ubatch.choices[1]: found a list; write a list of numbers"),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from conformance.harness import builds
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
 from conformance.harness.engine import (
@@ -21,13 +22,13 @@ from conformance.harness.engine import (
     Context,
     ContextSettings,
     HighLevel,
-    Library,
     Logits,
     Model,
     StateError,
     StateFlags,
     has_high_level,
 )
+from conformance.harness.engine.child import Child
 from conformance.harness.faults import FAULTS
 from conformance.harness.measure.deviation import Deviation, nmse, of_layers, of_logits
 from conformance.harness.measure.kld import Scores
@@ -45,6 +46,7 @@ Piece = tuple[npt.NDArray[Any], npt.NDArray[np.int32]]
 Floor = Literal["repeat", "threads", "ubatch"]
 Flash = Literal["off", "on"]
 
+_UNDER = ", flash attention "
 _SPEED_TOKENS = 32
 _LEAST_MEMORY = 1e-8  # NMSE; the effect of another past is 1e-3 and more on every fixture model
 _NOISE_SEED, _NOISE_TOKENS = 99, 24
@@ -86,6 +88,7 @@ class Setup:
         model: name of a fixture model, or the path of a GGUF.
         fault: name of the planted fault that makes the engine lie, None for the engine as it is.
         n_threads: threads for every context.
+        other: reference of a second build, which checks that exchange states run in a process of its own.
 
     """
 
@@ -93,6 +96,7 @@ class Setup:
     model: str
     fault: str | None = None
     n_threads: int = 1
+    other: str | None = None
 
     @property
     def model_path(self) -> Path:
@@ -132,13 +136,48 @@ class Acquaintance:
     n_bytes: int
     remembers: bool = True
 
+    def beside(self, other: Acquaintance) -> Acquaintance:
+        """What holds under both of two builds: the larger noise, the slower speed, what works in both."""
+        return replace(
+            self,
+            capabilities=self.capabilities & other.capabilities,
+            floors={
+                key: Noise(max(noise.logits, other.floors[key].logits), max(noise.state, other.floors[key].state))
+                for key, noise in self.floors.items()
+            },
+            prefill_tokens_per_second=min(self.prefill_tokens_per_second, other.prefill_tokens_per_second),
+        )
+
+    def as_record(self) -> dict[str, Any]:
+        """The figures as JSON-able values."""
+        return {
+            "floors": {f"{floor}{_UNDER}{flash}": asdict(noise) for (floor, flash), noise in self.floors.items()},
+            "prefill_tokens_per_second": round(self.prefill_tokens_per_second),
+            "weight_bytes": self.n_bytes,
+        }
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any], kinds: Iterable[Kind], capabilities: Iterable[str]) -> Acquaintance:
+        """Read back what `as_record` gave."""
+        floors: dict[tuple[Floor, Flash], Noise] = {}
+        for key, noise in record["floors"].items():
+            floor, _, flash = key.partition(_UNDER)
+            floors[floor, flash] = Noise(**{name: float(value) for name, value in noise.items()})
+        return cls(
+            frozenset(kinds),
+            frozenset(capabilities),
+            floors,
+            record["prefill_tokens_per_second"],
+            record["weight_bytes"],
+        )
+
 
 class Bench:
     """One model loaded in one build. Contexts made here are always new, so nothing leaks from case to case."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.library = _library(setup.build)
+        self.library = builds.load(setup.build)
         self.model = Model(self.library, setup.model_path)
         self.census: ModelCensus = census_of_gguf(setup.model_path)
         self._context: Callable[[Model, ContextSettings], Context] = (
@@ -148,6 +187,11 @@ class Bench:
         self._exact: dict[tuple[bytes, int], Logits] = {}
         self._scores: dict[tuple[bytes, int, Arm], Scores] = {}
         self._cold: dict[tuple[ContextSettings, tuple[bytes, ...]], Logits] = {}
+
+    @cached_property
+    def other(self) -> Child:
+        """A process for the second build, under this one's memory limit; a call there names that build in its `Setup`."""
+        return Child()
 
     def context(self, settings: ContextSettings) -> Context:
         """A new context, to be used as a context manager."""
@@ -287,27 +331,18 @@ class Bench:
         self.model.close()
 
 
-@lru_cache(maxsize=1)
-def _library(build: str) -> Library:
-    return Library(build)
-
-
 @lru_cache(maxsize=16)
-def _bench(setup: Setup) -> Bench:
+def bench_of(setup: Setup) -> Bench:
+    """The bench of a setup in this process; models stay loaded between calls."""
     return Bench(setup)
 
 
 def measure(setup: Setup, body: Callable[[Bench, Any], Deviation], case: Any) -> Measurement:
     """Run one case of a check; models stay loaded between calls."""
-    bench = _bench(setup)
+    bench = bench_of(setup)
     before = bench.library.seconds
     deviation = body(bench, case)
     return Measurement(deviation, bench.library.seconds - before)
-
-
-def identify(build: str) -> dict[str, Any]:
-    """Load a build and say what it is."""
-    return asdict(_library(build).identity())
 
 
 def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
@@ -318,7 +353,7 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
         floors: the kinds of noise to measure.
 
     """
-    bench = _bench(setup)
+    bench = bench_of(setup)
     speed = _prefill_speed(bench)
     fewest, most = _FLOOR_TOKENS
     room = max(min(1024, bench.model.n_ctx_train) - _FLOOR_ROWS, 1)
@@ -429,7 +464,7 @@ def _piece_of_manual(model: Model, chunk: int, n: int) -> Tokens:
 
 def try_on_device(setup: Setup) -> bool:
     """Whether a state saved with ON_DEVICE can be loaded again. Some builds abort, so this is a call of its own."""
-    bench = _bench(setup)
+    bench = bench_of(setup)
     if not bench.library.has("llama_state_seq_get_data_ext"):
         return False
     prefix, suffix = bench.texts(0, 20, 2)

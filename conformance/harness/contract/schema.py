@@ -15,8 +15,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from hypothesis import strategies as st
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from conformance.harness.prompts.strategies import transcripts
+from conformance.harness.prompts.transcript import Transcript
+
+from .entry import Entry, wrong
 
 Kind = Literal["attention", "recurrent", "hybrid", "sliding_window"]
 Capability = Literal[
@@ -28,6 +32,7 @@ Capability = Literal[
     "multi_dimensional_positions",
     "trained_weights",
     "high_level",
+    "other_build",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -47,6 +52,7 @@ CAPABILITIES: dict[Capability, str] = {
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
     "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
+    "other_build": "a second build to exchange states with, as tools.gate has",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 
@@ -57,15 +63,10 @@ CHECK_ID = f"{INVARIANT_ID}(/{_SLUG})?"
 Item = TypeVar("Item")
 
 
-def _wrong(problem: str, todo: str = "") -> PydanticCustomError:
-    """An error that says what to do itself, or leaves that to the description of the field."""
-    return PydanticCustomError("spec", "{problem}", {"problem": problem, "todo": todo})
-
-
 def _distinct(items: tuple[Item, ...]) -> tuple[Item, ...]:
     repeated = [item for number, item in enumerate(items) if item in items[:number]]
     if repeated:
-        raise _wrong(f"{repeated[0]!r} stands there twice")
+        raise wrong(f"{repeated[0]!r} stands there twice")
     return items
 
 
@@ -76,14 +77,14 @@ def _distinct_ids(families: tuple[Family, ...]) -> tuple[Family, ...]:
 
 def _some(items: tuple[Item, ...]) -> tuple[Item, ...]:
     if not items:
-        raise _wrong("found an empty list")
+        raise wrong("found an empty list")
     return items
 
 
 def _rising(bounds: tuple[int, int]) -> tuple[int, int]:
     low, high = bounds
     if low > high:
-        raise _wrong(f"the range runs backwards, {low} is more than {high}")
+        raise wrong(f"the range runs backwards, {low} is more than {high}")
     return bounds
 
 
@@ -91,9 +92,9 @@ def _model_names(names: Any) -> Any:
     if names == "all":
         return ("all",)
     if not isinstance(names, list):
-        raise _wrong(f"found {names!r}")
+        raise wrong(f"found {names!r}")
     if not names or "all" in names:
-        raise _wrong("found a list that is empty or names all")
+        raise wrong("found a list that is empty or names all")
     return tuple(names)
 
 
@@ -101,7 +102,7 @@ def _specifiers(text: str) -> str:
     try:
         SpecifierSet(text)
     except InvalidSpecifier:
-        raise _wrong(f"{text!r} is not a version range") from None
+        raise wrong(f"{text!r} is not a version range") from None
     return text
 
 
@@ -109,7 +110,7 @@ def _day(text: Any) -> date:
     try:
         return date.fromisoformat(text)
     except (TypeError, ValueError):
-        raise _wrong(f"{text} is not a date") from None
+        raise wrong(f"{text} is not a date") from None
 
 
 def _upstream(text: str) -> str:
@@ -117,14 +118,14 @@ def _upstream(text: str) -> str:
     if searched:
         _day(searched[1])
     elif not re.fullmatch(r"https?://\S+", text):
-        raise _wrong(f"{text!r} is neither a link nor a search that found none")
+        raise wrong(f"{text!r} is neither a link nor a search that found none")
     return text
 
 
 def _beside(text: str) -> str:
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts:
-        raise _wrong(f"{text!r} leaves the folder")
+        raise wrong(f"{text!r} leaves the folder")
     return text
 
 
@@ -139,12 +140,6 @@ ModelNames = Annotated[
     AfterValidator(_distinct),
     Field(description="a list of fixture model names, or the word all"),
 ]
-
-
-class Entry(BaseModel):
-    """Base of everything in a spec file: strict, closed to unknown keys, frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Document(Entry):
@@ -181,8 +176,43 @@ class Profiles(Entry):
     @model_validator(mode="after")
     def _default_exists(self) -> Profiles:
         if self.default not in self.profiles:
-            raise _wrong(f"no profile {self.default!r}", f"choose the default from {', '.join(self.profiles)}")
+            raise wrong(f"no profile {self.default!r}", f"choose the default from {', '.join(self.profiles)}")
         return self
+
+
+class Counted(Entry):
+    """A count that the gate compares exactly."""
+
+    unit: Line
+    because: Text
+
+
+class Timed(Counted):
+    """A measure that varies: up to which ratio of the candidate to the baseline it is no regression."""
+
+    limit: Annotated[float, Field(gt=1, allow_inf_nan=False, description="a ratio above 1")]
+
+
+class Performance(Entry):
+    """What the gate measures of speed and size.
+
+    A round prefills to each of ``depths`` tokens in turn and decodes ``decoded_tokens`` single ones there. ``repeats`` is
+    how often a round saves and restores. ``rounds`` are paired rounds for every profile.
+    """
+
+    models: ModelNames
+    depths: Annotated[tuple[Count, ...], AfterValidator(_distinct), Field(description="a list of depths in tokens")]
+    decoded_tokens: Count
+    repeats: Count
+    rounds: dict[str, Count]
+    counts: dict[str, Counted]
+    measures: dict[str, Timed]
+
+
+class PerformanceFile(Entry):
+    """``specs/performance.yaml``."""
+
+    performance: Performance
 
 
 class Source(Entry):
@@ -206,14 +236,42 @@ class Needs(Entry):
     ] = ()
 
 
+_BOUNDS = "two whole numbers, [lowest, highest]"
+Bounds = Annotated[tuple[int, int], Field(description=_BOUNDS), AfterValidator(_rising)]
+
+
+class TranscriptBounds(Entry):
+    """What transcripts are drawn from, each a closed range: lengths in tokens, sides of images in merged patches.
+
+    What is left out is drawn from the widest range that is searched anywhere.
+    """
+
+    preamble_tokens: Bounds = (1, 2000)
+    steps: Bounds = (1, 100)
+    text_tokens: Bounds = (0, 400)
+    image_width: Bounds = (1, 60)
+    image_height: Bounds = (1, 34)
+
+    def strategy(self) -> st.SearchStrategy[Transcript]:
+        """Draws from these bounds."""
+        return transcripts(
+            preamble=self.preamble_tokens,
+            steps=self.steps,
+            text=self.text_tokens,
+            width=self.image_width,
+            height=self.image_height,
+        )
+
+
 class Space(Entry):
-    """What one parameter is drawn from: every integer of a closed range, or a list of choices."""
+    """What one parameter is drawn from: every integer of a closed range, a list of choices, or transcripts."""
 
     range: Annotated[
         tuple[int, int] | None,
-        Field(description="two whole numbers, [lowest, highest]"),
+        Field(description=_BOUNDS),
         AfterValidator(lambda bounds: bounds and _rising(bounds)),
     ] = None
+    transcript: Annotated[TranscriptBounds | None, Field(description="a mapping of bounds, or {}")] = None
     choices: Annotated[
         tuple[bool | int | str, ...] | None,
         Field(description="a list of numbers, words, or true and false"),
@@ -222,12 +280,14 @@ class Space(Entry):
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Space:
-        if (self.range is None) == (self.choices is None):
-            raise _wrong("holds neither or both of range and choices", "write one of them")
+        if [self.range, self.choices, self.transcript].count(None) != 2:
+            raise wrong("holds none or several of range, choices and transcript", "write one of them")
         return self
 
     def strategy(self) -> st.SearchStrategy[Any]:
-        """Draws from this space; shrinks towards the low end of the range or the first choice."""
+        """Draws from this space; shrinks towards the low end of the range, the first choice, a transcript of one step."""
+        if self.transcript is not None:
+            return self.transcript.strategy()
         if self.range is not None:
             return st.integers(*self.range)
         return st.sampled_from(self.choices or ())
@@ -262,7 +322,7 @@ class Accept(Entry):
             wanted = self.rule in rules
             if (given is not None) != wanted:
                 does, todo = ("needs", "add it") if wanted else ("takes no", "drop it")
-                raise _wrong(f"the rule {self.rule} {does} {key}", todo)
+                raise wrong(f"the rule {self.rule} {does} {key}", todo)
         return self
 
     @property
@@ -308,7 +368,7 @@ class Family(Entry):
     title: Line
     needs: Needs | None = None
     models: ModelNames | None = None
-    search: Search = {}
+    search: Search = Field(default_factory=dict)
     examples: dict[str, Count] | None = None
     accept: Accept | None = None
     timeout_seconds: Seconds | None = None
@@ -329,14 +389,14 @@ class Invariant(Entry):
     source: Source
     needs: Needs = Needs()
     models: ModelNames
-    search: Search = {}
+    search: Search = Field(default_factory=dict)
     examples: dict[str, Count]
     accept: Accept
     accept_reordered: Accept | None = None
     required: bool
     timeout_seconds: Seconds | None = None
     alone: bool = False
-    figures: dict[str, Figure] = {}
+    figures: dict[str, Figure] = Field(default_factory=dict)
     families: Annotated[tuple[Family, ...], AfterValidator(_distinct_ids)] = ()
 
     def checks(self) -> tuple[Invariant, ...]:
@@ -358,19 +418,23 @@ class Topic(Entry):
 
 
 class Builds(Entry):
-    """Which builds show a known failure: those that any of the three ways of naming a build fits."""
+    """Which builds show a known failure: those that any of the three ways of naming a build fits.
+
+    Attributes:
+        build_number: of llama.cpp itself, whatever package the build came in.
+        packages: versions by package, for builds whose number is not known.
+        digests: of the libraries.
+
+    """
 
     build_number: Range | None = None
-    package: Line | None = None
-    version: Range | None = None
+    packages: dict[str, Range] = {}
     digests: Annotated[tuple[str, ...], AfterValidator(_distinct), Field(description="a list of digests")] = ()
 
     @model_validator(mode="after")
     def _names_something(self) -> Builds:
-        if (self.package is None) != (self.version is None):
-            raise _wrong("holds one of package and version", "write both")
-        if self.build_number is None and self.package is None and not self.digests:
-            raise _wrong("names no build", "write build_number, package and version, or digests")
+        if self.build_number is None and not self.packages and not self.digests:
+            raise wrong("names no build", "write build_number, packages, or digests")
         return self
 
 
@@ -400,7 +464,7 @@ class Excuse(Entry):
     @model_validator(mode="after")
     def _concerns_something(self) -> Excuse:
         if not self.models and not self.kinds:
-            raise _wrong("concerns no model", "write models or kinds")
+            raise wrong("concerns no model", "write models or kinds")
         return self
 
 

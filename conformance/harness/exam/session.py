@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,7 +14,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from conformance.harness.bench import Acquaintance, Floor, Setup, identify, meet, try_on_device
+from conformance.harness import builds
+from conformance.harness.bench import Acquaintance, Floor, Setup, meet, try_on_device
 from conformance.harness.contract.census import GGUFError, census_of_gguf
 from conformance.harness.contract.known import BuildName, Known, match
 from conformance.harness.contract.load import Contract
@@ -38,6 +40,29 @@ class UsageError(Exception):
 
 
 @dataclass(frozen=True)
+class Shard:
+    """One of `of` parts of a run, counted from 1. Which check is in which depends on its id and its model alone."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def named(cls, text: str) -> Shard:
+        """The shard that reads "1/3". ValueError where the text is none."""
+        number, _, of = text.partition("/")
+        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+            raise ValueError("give it as I/N, with I from 1 to N")
+        return cls(int(number), int(of))
+
+    def holds(self, id: str, model: str) -> bool:
+        """Whether a check on a model belongs to this part."""
+        return zlib.crc32(f"{id} {model}".encode()) % self.of == self.number - 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+@dataclass(frozen=True)
 class Options:
     """What the user asked for.
 
@@ -45,6 +70,7 @@ class Options:
         models: paths of GGUFs, or names of fixture models, to examine instead of all fixture models.
         seed: of all draws.
         cases: recorded cases by (id, model), to run instead of drawing.
+        shard: the part of the checks to run, None for all of them.
 
     """
 
@@ -58,7 +84,12 @@ class Options:
     cases: Mapping[tuple[str, str], Sequence[dict[str, Any]]] | None = None
     budget_minutes: float | None = None
     n_workers: int = 1
+    shard: Shard | None = None
     started: float = field(default_factory=time.time)
+
+    def takes(self, id: str, model: str) -> bool:
+        """Whether this run is to make a check on a model."""
+        return self.shard is None or self.shard.holds(id, model)
 
     @property
     def deadline(self) -> float:
@@ -110,14 +141,8 @@ class Session:
 
     @property
     def _build_name(self) -> BuildName:
-        package, _, version = self.identity["version"].partition(" ")
-        number = version.rpartition(".")[2] if package == "xllamacpp" else ""
-        return BuildName(
-            number=int(number) if number.isdigit() else None,
-            package=package or None,
-            version=version or None,
-            digest=self.identity["digest"],
-        )
+        identity = self.identity
+        return BuildName(identity["build_number"], identity["package"], identity["package_version"], identity["digest"])
 
     def expecting(self, entries: Sequence[Known]) -> Session:
         """The same session, told which failures are known."""
@@ -162,6 +187,8 @@ class Session:
                 name = look.subject.name
                 if why := applies(invariant, look.subject):
                     others.append(NotApplicable(id=invariant.id, model=name, reason=why))
+                    continue
+                if not self.options.takes(invariant.id, name):
                     continue
                 planned = Check.planned(invariant.id, name, invariant.title, invariant.required)
                 if look.acquaintance is None:
@@ -211,16 +238,16 @@ def prepare(options: Options, contract: Contract) -> Session:
         raise UsageError(f"--inject-fault {options.fault!r}: no such fault; choose from {', '.join(FAULTS)}")
     with child_for([]) as child:
         try:
-            identity: dict[str, Any] = child.call(identify, options.build, timeout=_FIRST_LOOK_SECONDS)
+            builds.resolve(options.build)
+            identity: dict[str, Any] = child.call(builds.identify, options.build, timeout=_FIRST_LOOK_SECONDS)
         except BuildError as error:
             raise UsageError(str(error)) from None
         except ChildDeath as death:
             raise UsageError(
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
-    here = [name for name, model in TRAINED.items() if model.is_here]
-    subjects = [_subject(name) for name in options.models or (*models.names(), *here)]
-    absent = {} if options.models else {name: model.absence for name, model in TRAINED.items() if name not in here}
+    subjects = [subject_of(name) for name in options.models or fixtures_here()]
+    absent = {} if options.models else {name: model.absence for name, model in TRAINED.items() if not model.is_here}
     if len({subject.name for subject in subjects}) < len(subjects):
         raise UsageError(f"--model: two models share a name ({', '.join(each.name for each in subjects)}); rename one")
     floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
@@ -248,15 +275,26 @@ def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> 
             contract, key=lambda invariant: invariant.alone
         )  # what does not fit is left out at the end
         for look in looks
-        if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
+        if look.acquaintance
+        and options.takes(invariant.id, look.subject.name)
+        and not applies(invariant, look.subject)
+        and not undecided(invariant, look.subject)
     ]
     seconds = max(options.deadline - time.time(), 0) * options.n_workers
     sizings = fit([(each, known, each.examples[options.profile]) for each, known, _ in pairs], seconds)
     return {(invariant.id, model): sizing for (invariant, _, model), sizing in zip(pairs, sizings, strict=True)}
 
 
-def _subject(name: str) -> Subject:
-    """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares."""
+def fixtures_here() -> tuple[str, ...]:
+    """The models that are examined where none is named: those the suite writes, and trained ones that were fetched."""
+    return (*models.names(), *(name for name, model in TRAINED.items() if model.is_here))
+
+
+def subject_of(name: str) -> Subject:
+    """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares.
+
+    Raises UsageError where there is none.
+    """
     is_fixture = name in (*models.names(), *TRAINED) and not Path(name).exists()
     try:
         path = fixture_path(name) if is_fixture else Path(name).expanduser()

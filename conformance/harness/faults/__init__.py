@@ -611,6 +611,24 @@ FAULTS: dict[str, Fault] = {
         "decode-cost-mini",
         slow_lies.SlowAfterRemoval,
     ),
+    "foreign-state-misread": Fault(
+        "a restore brings back the convolution windows and drops the delta states",
+        ("XB-01", "XB-04"),
+        "qwen35-mini",
+        lies.DeltaStateDropped,
+    ),
+    "state-saved-wrong": Fault(
+        "a save halves the state of one recurrent layer",
+        ("XB-02", "XB-04"),
+        "qwen35-mini",
+        lies.SavesAnotherRecurrentState,
+    ),
+    "refuses-and-trims": Fault(
+        "every state is refused, and a token of another sequence is lost with it",
+        ("XB-01", "XB-03"),
+        "qwen3-mini",
+        lies.RefusesAndTrims,
+    ),
 }
 
 __all__ = ["FAULTS", "Fault"]
