@@ -119,7 +119,8 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     if accept.rule == "bitwise" and 0 < deviation.value <= _NOISE_FACTOR * floor:
         reason = f"the build does not repeat itself bit for bit, so this cannot be told ({what})"
         return Outcome("UNKNOWN", reason, deviation, floor, limit)
-    return Outcome("FAIL", what or "not a finite number", deviation, floor, limit)
+    why = what or ("not a finite number" if deviation.value else "nothing deviates, where something must")
+    return Outcome("FAIL", why, deviation, floor, limit)
 
 
 def _judged(measured: Callable[[], Deviation], invariant: Invariant, acquaintance: Acquaintance, case: Case) -> Outcome:

@@ -319,7 +319,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "refuses-and-removes": Fault(
         "a removal of a part is refused and takes the whole sequence",
-        ("SM-02",),
+        ("SM-02", "SP-01"),
         "mamba2-mini",
         lies.RefusesAndRemoves,
     ),
@@ -556,6 +556,18 @@ FAULTS: dict[str, Fault] = {
         ("RB-02/rollback-depth-of-a-micro-batch",),
         "lfm2-mini",
         lies.SnapshotsMixUpLogits,
+    ),
+    "removal-in-the-middle-agreed-to": Fault(
+        "a hybrid says yes to the removal of a range from the middle and does nothing",
+        ("SP-01",),
+        "qwen35-mini",
+        lies.RemovalForgotten,
+    ),
+    "splice-without-effect": Fault(
+        "a restore brings back the recurrent state that was saved last, whatever was spliced",
+        ("SP-04",),
+        "holo3-mini",
+        lies.TakesTheLastRecurrentState,
     ),
     "slow-after-restore": Fault(
         "every token takes many times as long once a state was restored",

@@ -22,6 +22,7 @@ from conformance.harness.report.verdict import badness, has_failed
 from conformance.harness.report.wording import (
     accepted,
     clipped,
+    estimated,
     figure,
     is_link,
     models_not_concerned,
@@ -230,6 +231,7 @@ def template(name: str) -> Template:
         figure=figure,
         deviation=_deviation,
         accepted=accepted,
+        estimated=estimated,
         duration=_duration,
         tally=_tally,
         strip=strip,

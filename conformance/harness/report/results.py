@@ -105,13 +105,16 @@ class MeasuredCase(Record):
 class Detail(BaseModel):
     """What a check has to say besides its figures; further keys are allowed and are kept as JSON.
 
-    ``expected`` and ``seen`` are the two values at the place of the deviation. ``stderr`` is what a build wrote before
-    it crashed. ``seed`` is that of the draws. ``cases`` are all cases of a run that replayed a recorded list.
+    ``expected`` and ``seen`` are the two values at the place of the deviation. ``interval`` has the ends between which
+    noise leaves the true deviation, where it was estimated. ``stderr`` is what a build wrote before it crashed. ``seed``
+    is that of the draws. ``cases`` are all cases of a run that replayed a recorded list.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     layers: tuple[LayerRow, ...] | None = None
+    interval: tuple[Number, Number] | None = None
+    where: Text | None = None
     expected: Text | None = None
     seen: Text | None = None
     stderr: Text | None = None
