@@ -28,6 +28,8 @@ Capability = Literal[
     "multi_dimensional_positions",
     "trained_weights",
     "high_level",
+    "native_tail",
+    "native_kvarn",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -47,6 +49,8 @@ CAPABILITIES: dict[Capability, str] = {
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
     "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
+    "native_tail": "a precision tail of the build's own",
+    "native_kvarn": "KVarN cache types of the build's own",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 
