@@ -272,6 +272,17 @@ def test_a_tail_that_covers_the_text_changes_nothing(bench: Bench, case: Covered
 
 @verifies("PT-03", case=Compared)
 def test_the_median_divergence_does_not_rise_with_the_tail(bench: Bench, case: Compared) -> Deviation:
+    return _risen_with_the_tail(bench, case)
+
+
+@verifies("PT-03/past-the-window", case=Compared)
+def test_the_median_divergence_does_not_rise_with_the_tail_where_layers_have_a_window(
+    bench: Bench, case: Compared
+) -> Deviation:
+    return _risen_with_the_tail(bench, case)
+
+
+def _risen_with_the_tail(bench: Bench, case: Compared) -> Deviation:
     text = bench.real_text(case.chunk, case.context_tokens)
     short, long = (
         bench.divergence(Arm(CacheChoice.of(case.body, tail)), text, case.ubatch).kld
@@ -506,6 +517,17 @@ def test_the_first_rows_of_a_tail_gain_more_than_as_many_again(bench: Bench, cas
 
 @verifies("SW-01", case=InWindow)
 def test_a_tail_as_long_as_the_window_makes_sliding_layers_wholly_exact(bench: Bench, case: InWindow) -> Deviation:
+    return _inexact_in_the_window(bench, case)
+
+
+@verifies("SW-01/trained", case=InWindow)
+def test_a_tail_as_long_as_the_window_makes_sliding_layers_of_a_trained_model_wholly_exact(
+    bench: Bench, case: InWindow
+) -> Deviation:
+    return _inexact_in_the_window(bench, case)
+
+
+def _inexact_in_the_window(bench: Bench, case: InWindow) -> Deviation:
     (text,) = bench.texts(case.text_seed, case.tokens)
     window = bench.census.sliding_window or 0
     sliding = next(each.index for each in bench.census.attention or () if each.sliding)

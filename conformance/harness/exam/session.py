@@ -205,9 +205,9 @@ def prepare(options: Options, contract: Contract) -> Session:
             raise UsageError(
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
-    here = [name for name, model in TRAINED.items() if model.is_here]
+    absent = {} if options.models else _absent(options.profile)
+    here = [name for name in TRAINED if name not in absent]
     subjects = [_subject(name) for name in options.models or (*models.names(), *here)]
-    absent = {} if options.models else {name: model.absence for name, model in TRAINED.items() if name not in here}
     if len({subject.name for subject in subjects}) < len(subjects):
         raise UsageError(f"--model: two models share a name ({', '.join(each.name for each in subjects)}); rename one")
     floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
@@ -226,6 +226,15 @@ def prepare(options: Options, contract: Contract) -> Session:
 
         looks = tuple(pool.map(look, subjects))
     return Session(options, identity, looks, _sized(options, contract, looks), absent=absent)
+
+
+def _absent(profile: str) -> dict[str, str]:
+    """Why trained models are not examined, by name."""
+    return {
+        name: model.absence if not model.is_here else f"{name} is examined in the profile deep, or with --model {name}"
+        for name, model in TRAINED.items()
+        if not model.is_here or (model.on_request and profile != "deep")
+    }
 
 
 def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> dict[tuple[str, str], Sizing | None]:

@@ -244,6 +244,18 @@ FAULTS: dict[str, Fault] = {
         "gemma3-mini",
         reference=Reference(tailed=precision_lies.WindowNotPromoted),
     ),
+    "window-not-promoted-when-trained": Fault(
+        "a tail as long as the window still quantizes the oldest row in it",
+        ("SW-01/trained",),
+        "gemma3-270m",
+        reference=Reference(tailed=precision_lies.WindowNotPromoted),
+    ),
+    "tail-of-the-window-keeps-less": Fault(
+        "a tail of N rows keeps 256 - N",
+        ("PT-03/past-the-window",),
+        "gemma3-270m",
+        reference=Reference(tailed=precision_lies.LongerTailsKeepLess),
+    ),
     "sliding-ring-is-whole": Fault(
         "layers with a window keep every row", ("SW-02",), "gemma3-mini", precision_lies.SlidingRingIsWhole
     ),
