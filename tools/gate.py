@@ -54,7 +54,7 @@ def main(
         report.mkdir(parents=True, exist_ok=True)
         ask = Ask(
             profile=profile or contract().default_profile,
-            models=tuple(model or fixtures_here()),
+            models=tuple(model or fixtures_here(profile)),
             seed=seed,
             selected=selected,
             shard=_shard(shard),

@@ -24,6 +24,7 @@ from conformance.harness.engine import (
     HighLevel,
     Logits,
     Model,
+    ModelError,
     StateError,
     StateFlags,
     has_high_level,
@@ -31,7 +32,7 @@ from conformance.harness.engine import (
 from conformance.harness.engine.child import Child
 from conformance.harness.faults import FAULTS
 from conformance.harness.measure.deviation import Deviation, nmse, of_layers, of_logits
-from conformance.harness.measure.kld import Scores
+from conformance.harness.measure.kld import Scores, surprise
 from conformance.harness.precision.emulation import layer_map
 from conformance.harness.precision.reference import Reference
 from conformance.harness.precision.scoring import Arm, Scorer
@@ -436,7 +437,19 @@ def _capabilities(bench: Bench) -> list[str]:
             found.append("rollback")
     if _expects_text(bench):
         found.append("trained_weights")
+    if _makes_context(bench, ContextSettings(n_ctx=256, flash_attn="on", type_k="q4_0", type_v="q4_0", kv_tail=64)):
+        found.append("native_tail")
+    if _makes_context(bench, ContextSettings(n_ctx=256, flash_attn="on", type_k="kvarn4", type_v="kvarn4")):
+        found.append("native_kvarn")
     return found
+
+
+def _makes_context(bench: Bench, settings: ContextSettings) -> bool:
+    try:
+        bench.context(settings).close()
+    except ModelError:
+        return False
+    return True
 
 
 def _expects_text(bench: Bench) -> bool:
@@ -445,10 +458,8 @@ def _expects_text(bench: Bench) -> bool:
         return False
     text = bench.real_text(0, _TEXT_TOKENS)
     with bench.context(ContextSettings(n_ctx=256)) as context:
-        logits = context.decode(text, outputs="all")[:-1].astype(np.float64)
-    logits -= logits.max(axis=1, keepdims=True)
-    surprise = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), text[1:]]
-    return bool(surprise.mean() < _TRAINED_SHARE * np.log(bench.model.n_vocab))
+        logits = context.decode(text, outputs="all")[:-1]
+    return bool(surprise(logits, text[1:]).mean() < _TRAINED_SHARE * np.log(bench.model.n_vocab))
 
 
 @lru_cache(maxsize=8)

@@ -33,6 +33,8 @@ Capability = Literal[
     "trained_weights",
     "high_level",
     "other_build",
+    "native_tail",
+    "native_kvarn",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -53,6 +55,8 @@ CAPABILITIES: dict[Capability, str] = {
     "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
     "other_build": "a second build to exchange states with, as tools.gate has",
+    "native_tail": "a precision tail of the build's own",
+    "native_kvarn": "KVarN cache types of the build's own",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 

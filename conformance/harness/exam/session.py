@@ -246,8 +246,8 @@ def prepare(options: Options, contract: Contract) -> Session:
             raise UsageError(
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
-    subjects = [subject_of(name) for name in options.models or fixtures_here()]
-    absent = {} if options.models else {name: model.absence for name, model in TRAINED.items() if not model.is_here}
+    absent = {} if options.models else _absent(options.profile)
+    subjects = [subject_of(name) for name in options.models or fixtures_here(options.profile)]
     if len({subject.name for subject in subjects}) < len(subjects):
         raise UsageError(f"--model: two models share a name ({', '.join(each.name for each in subjects)}); rename one")
     floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
@@ -268,6 +268,15 @@ def prepare(options: Options, contract: Contract) -> Session:
     return Session(options, identity, looks, _sized(options, contract, looks), absent=absent)
 
 
+def _absent(profile: str) -> dict[str, str]:
+    """Why trained models are not examined, by name."""
+    return {
+        name: model.absence if not model.is_here else f"{name} is examined in the profile deep, or with --model {name}"
+        for name, model in TRAINED.items()
+        if not model.is_here or (model.on_request and profile != "deep")
+    }
+
+
 def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> dict[tuple[str, str], Sizing | None]:
     pairs = [
         (invariant, look.acquaintance, look.subject.name)
@@ -285,9 +294,10 @@ def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> 
     return {(invariant.id, model): sizing for (invariant, _, model), sizing in zip(pairs, sizings, strict=True)}
 
 
-def fixtures_here() -> tuple[str, ...]:
-    """The models that are examined where none is named: those the suite writes, and trained ones that were fetched."""
-    return (*models.names(), *(name for name, model in TRAINED.items() if model.is_here))
+def fixtures_here(profile: str) -> tuple[str, ...]:
+    """The models that a profile examines where none is named: those the suite writes, and trained ones that were fetched."""
+    absent = _absent(profile)
+    return (*models.names(), *(name for name in TRAINED if name not in absent))
 
 
 def subject_of(name: str) -> Subject:

@@ -23,7 +23,8 @@ class Fault:
         model: the fixture model on which it is shown.
         context: the lying engine, or the true one where the precision reference lies instead.
         reference: the precision reference, with the part that lies.
-        verdict: how the checks must end.
+        verdict: how the checks must end; PASS for a control, which shows that a check can pass where no build at hand
+            lets it run.
         high_level: the lying `llama_cpp.Llama`.
 
     """
@@ -176,6 +177,18 @@ FAULTS: dict[str, Fault] = {
         "qwen3-mini",
         reference=Reference(attend=precision_lies.two_softmaxes),
     ),
+    "tail-dropped": Fault(
+        "attention does not see the rows of the tail",
+        ("PT-01", "PT-02"),
+        "qwen3-mini",
+        reference=Reference(tailed=precision_lies.TailDropped),
+    ),
+    "tail-dropped-by-the-oracle": Fault(
+        "attention does not see the rows of the tail",
+        ("PT-01",),
+        "qwen3-mini",
+        reference=Reference(attend=precision_lies.attention_without_the_tail),
+    ),
     "longer-tails-keep-less": Fault(
         "a tail of N rows keeps 256 - N",
         ("PT-03", "PT-04"),
@@ -190,9 +203,34 @@ FAULTS: dict[str, Fault] = {
     ),
     "tail-reaches-everything": Fault(
         "with a tail every row is read exactly",
-        ("PT-05",),
+        ("PT-05/attention-on-old-rows",),
         "qwen3-mini",
         reference=Reference(attend=precision_lies.attention_over_exact_rows),
+    ),
+    "tail-is-everything": Fault(
+        "with a tail every row stays exact",
+        ("PT-05/far-copy",),
+        "smollm2-135m",
+        reference=Reference(tailed=precision_lies.TailIsEverything),
+    ),
+    "native-by-emulation": Fault(
+        "nothing: a build that offers a tail and KVarN types of its own, and keeps to the reference",
+        ("PT-09/tail", "PT-09/kvarn"),
+        "qwen3-mini",
+        precision_lies.NativeByEmulation,
+        verdict="PASS",
+    ),
+    "native-tail-ignored": Fault(
+        "a build that offers a tail of its own gives the body alone",
+        ("PT-09/tail",),
+        "qwen3-mini",
+        precision_lies.NativeTailIgnored,
+    ),
+    "native-kvarn-is-standard": Fault(
+        "a build that offers KVarN types of its own keeps the standard types of as many bits",
+        ("PT-09/kvarn",),
+        "qwen3-mini",
+        precision_lies.NativeKVarNIsStandard,
     ),
     "tail-without-groups": Fault(
         "a tail over KVarN is not rounded up to groups",
@@ -206,8 +244,26 @@ FAULTS: dict[str, Fault] = {
         "gemma3-mini",
         reference=Reference(tailed=precision_lies.WindowNotPromoted),
     ),
+    "window-not-promoted-when-trained": Fault(
+        "a tail as long as the window still quantizes the oldest row in it",
+        ("SW-01/trained",),
+        "gemma3-270m",
+        reference=Reference(tailed=precision_lies.WindowNotPromoted),
+    ),
+    "tail-of-the-window-keeps-less": Fault(
+        "a tail of N rows keeps 256 - N",
+        ("PT-03/past-the-window",),
+        "gemma3-270m",
+        reference=Reference(tailed=precision_lies.LongerTailsKeepLess),
+    ),
     "sliding-ring-is-whole": Fault(
         "layers with a window keep every row", ("SW-02",), "gemma3-mini", precision_lies.SlidingRingIsWhole
+    ),
+    "kvarn-without-stage": Fault(
+        "KVarN is given no room for the group that is filling",
+        ("AR-04", "KS-05"),
+        "qwen3-mini",
+        reference=Reference(footprint=precision_lies.footprint_without_stage),
     ),
     "tail-memory-without-ubatch": Fault(
         "a tail is given no room for the micro-batch in flight",
@@ -245,11 +301,11 @@ FAULTS: dict[str, Fault] = {
         "smollm2-135m",
         reference=Reference(tailed=precision_lies.NeverRotated),
     ),
-    "one-side-is-coarser": Fault(
-        "a side that is quantized alone is kept in q2_0",
+    "both-sides-quantized": Fault(
+        "both sides are quantized where one of them was to stay exact",
         ("KL-03",),
         "smollm2-135m",
-        reference=Reference(tailed=precision_lies.OneSideIsCoarser),
+        reference=Reference(tailed=precision_lies.BothSidesQuantized),
     ),
     "kvarn-in-two-bits": Fault(
         "every KVarN type has two bits",
