@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -74,7 +75,10 @@ _VARIANTS: dict[Floor, tuple[dict[str, int], ...]] = {
 
 @dataclass(frozen=True)
 class Noise:
-    """How far runs lie apart that should agree: NMSE of logits, and NMSE of the worst layer of the state."""
+    """How far runs lie apart that should agree: NMSE of logits, and NMSE of the worst layer of the state.
+
+    The latter is infinite where no state of the model can be read.
+    """
 
     logits: float
     state: float
@@ -360,14 +364,14 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
     room = max(min(1024, bench.model.n_ctx_train) - _FLOOR_ROWS, 1)
     text, end = bench.texts(0, min(max(int(speed * _FLOOR_SECONDS), fewest), most, room), _FLOOR_ROWS)
 
-    def run(flash: Flash, *, end_calls: int = 1, **variant: int) -> tuple[Logits, SequenceState]:
+    def run(flash: Flash, *, end_calls: int = 1, **variant: int) -> tuple[Logits, SequenceState | None]:
         settings = ContextSettings(n_threads=setup.n_threads, flash_attn=flash).changed(**variant)
         with bench._context(bench.model, settings) as context:
             if settings.n_seq_max > 1:
                 context.decode(end[:_NEIGHBOUR_TOKENS], sequence=1, outputs="none")
             context.decode(text, outputs="none")
             logits = [context.decode(part, outputs="all") for part in np.split(end, end_calls)]
-            return np.concatenate(logits), bench.state(context.save())
+            return np.concatenate(logits), _readable(bench, context.save())
 
     measured: dict[tuple[Floor, Flash], Noise] = {}
     flashes: tuple[Flash, ...] = ("off", "on")
@@ -377,10 +381,10 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
             others = [run(flash, **variant) for variant in _VARIANTS[floor]]
             measured[floor, flash] = Noise(
                 max(of_logits(other, logits).value for other, _ in others),
-                max(of_layers(compare(state, other, by_position=True)).value for _, other in others),
+                max(_apart(other, state) for _, other in others),
             )
     return Acquaintance(
-        kinds=_kinds(bench.model),
+        kinds=memory_kinds(bench.model),
         capabilities=frozenset(_capabilities(bench)),
         floors=measured,
         prefill_tokens_per_second=speed,
@@ -389,7 +393,22 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
     )
 
 
-def _kinds(model: Model) -> frozenset[Kind]:
+def _readable(bench: Bench, blob: Blob) -> SequenceState | None:
+    """The state in a blob, None where its format is not known here."""
+    try:
+        return bench.state(blob)
+    except BlobError:
+        return None
+
+
+def _apart(state: SequenceState | None, expected: SequenceState | None) -> float:
+    """The worst layer's deviation, cells compared by position; infinite where a state cannot be read."""
+    if state is None or expected is None:
+        return math.inf
+    return of_layers(compare(expected, state, by_position=True)).value
+
+
+def memory_kinds(model: Model) -> frozenset[Kind]:
     """What memory the build gives a model."""
     kinds: set[Kind] = {"recurrent"} if model.is_recurrent else {"attention"}
     if model.is_hybrid:

@@ -162,13 +162,15 @@ class Profile(Entry):
     """How long a run may look: one of the named effort levels.
 
     ``shrink_seconds`` bounds the search for a smaller failing case, ``example_timeout_seconds`` a single drawn case and
-    ``check_timeout_seconds`` one invariant on one model with all its cases.
+    ``check_timeout_seconds`` one invariant on one model with all its cases. ``architectures`` names the profile whose
+    number of cases a model gets that was made for its architecture; where it is named, the run sweeps all architectures.
     """
 
     purpose: Line
     shrink_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False, description="seconds, 0 or more")]
     example_timeout_seconds: Seconds
     check_timeout_seconds: Seconds
+    architectures: Line | None = None
 
 
 class Profiles(Entry):
@@ -181,6 +183,9 @@ class Profiles(Entry):
     def _default_exists(self) -> Profiles:
         if self.default not in self.profiles:
             raise wrong(f"no profile {self.default!r}", f"choose the default from {', '.join(self.profiles)}")
+        for profile in self.profiles.values():
+            if profile.architectures is not None and profile.architectures not in self.profiles:
+                raise wrong(f"no profile {profile.architectures!r}", f"choose from {', '.join(self.profiles)}")
         return self
 
 
