@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from conformance.harness.arms.reference import AgentReference
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
 from conformance.harness.engine import (
@@ -34,6 +35,7 @@ from conformance.harness.measure.kld import Scores
 from conformance.harness.precision.emulation import layer_map
 from conformance.harness.precision.reference import Reference
 from conformance.harness.precision.scoring import Arm, Scorer
+from conformance.harness.prompts.layouts import Vocabulary as PromptVocabulary
 from conformance.harness.state import BlobError, LayerMap, SequenceState, compare, parse, part
 from fixtures import models
 from fixtures.corpora import corpus
@@ -144,6 +146,7 @@ class Bench:
             FAULTS[setup.fault].context if setup.fault else Context
         )
         self.reference = FAULTS[setup.fault].reference if setup.fault else Reference()
+        self.agent = FAULTS[setup.fault].agent if setup.fault else AgentReference()
         self._exact: dict[tuple[bytes, int], Logits] = {}
         self._scores: dict[tuple[bytes, int, Arm], Scores] = {}
         self._cold: dict[tuple[ContextSettings, tuple[bytes, ...]], Logits] = {}
@@ -231,6 +234,11 @@ class Bench:
         y, x = np.divmod(np.arange(n, dtype=np.int32), np.int32(width))
         t = np.full(n, position, np.int32)
         return embeddings, np.stack([t, position + y, position + x, np.zeros(n, np.int32)])
+
+    @cached_property
+    def prompt_vocabulary(self) -> PromptVocabulary:
+        """How this model reads the texts of a transcript; drawn texts hold any of its tokens."""
+        return PromptVocabulary(self.model.n_vocab, self.model.tokenize)
 
     @property
     def layers(self) -> LayerMap | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from conformance.harness.arms.reference import AgentReference
 from conformance.harness.engine import Context, HighLevel
 from conformance.harness.precision.reference import Reference
 
@@ -25,6 +26,7 @@ class Fault:
         reference: the precision reference, with the part that lies.
         verdict: how the checks must end.
         high_level: the lying `llama_cpp.Llama`.
+        agent: the layouts and arms of an agent, with the part that lies.
 
     """
 
@@ -35,6 +37,7 @@ class Fault:
     verdict: str = "FAIL"
     reference: Reference = field(default_factory=Reference)
     high_level: type[HighLevel] = HighLevel
+    agent: AgentReference = field(default_factory=AgentReference)
 
 
 FAULTS: dict[str, Fault] = {
