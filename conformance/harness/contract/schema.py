@@ -32,6 +32,7 @@ Capability = Literal[
     "multi_dimensional_positions",
     "trained_weights",
     "high_level",
+    "images",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -51,6 +52,7 @@ CAPABILITIES: dict[Capability, str] = {
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
     "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
+    "images": "images through libmtmd and a vision tower (mmproj)",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 

@@ -73,11 +73,7 @@ class Refuted(Exception):
 
 def floors_of(invariant: Invariant) -> tuple[Floor, ...]:
     """The kinds of noise that an invariant's rules are held against: none for counts, that of repeats for bits."""
-    rules = [
-        rule
-        for rule in (invariant.accept, invariant.accept_reordered)
-        if rule and rule.rule in _NOISE_RULES
-    ]
+    rules = [rule for rule in (invariant.accept, invariant.accept_reordered) if rule and rule.rule in _NOISE_RULES]
     return tuple(dict.fromkeys(rule.floor or "repeat" for rule in rules))
 
 

@@ -244,7 +244,9 @@ def prepare(options: Options, contract: Contract) -> Session:
 def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> dict[tuple[str, str], Sizing | None]:
     pairs = [
         (invariant, look.acquaintance, look.subject.name)
-        for invariant in sorted(contract, key=lambda invariant: invariant.alone)  # what does not fit is left out at the end
+        for invariant in sorted(
+            contract, key=lambda invariant: invariant.alone
+        )  # what does not fit is left out at the end
         for look in looks
         if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
     ]
