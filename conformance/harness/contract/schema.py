@@ -32,6 +32,7 @@ Capability = Literal[
     "multi_dimensional_positions",
     "trained_weights",
     "high_level",
+    "images",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -51,6 +52,7 @@ CAPABILITIES: dict[Capability, str] = {
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
     "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
+    "images": "images through libmtmd and a vision tower (mmproj)",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 
@@ -258,12 +260,14 @@ class Accept(Entry):
     """When a measured deviation passes.
 
     ``bitwise``: the same bits, for tensors. ``exact``: the same numbers, for counts and sizes. ``within_floor``: at
-    most ``factor`` times the noise of kind ``floor`` that was measured on the same model and build. ``at_most``: no more
-    than ``bound``, in the unit of the quantity.
+    most ``factor`` times the noise of kind ``floor`` that was measured on the same model and build. ``beyond_floor``: at
+    least that, for what must be seen to deviate. ``at_most``, ``at_least``: no more or no less than ``bound``, in the unit
+    of the quantity. A figure that comes with an interval passes when all of the interval does, fails when none of it
+    does, and is UNKNOWN otherwise.
     """
 
-    quantity: Literal["logits", "state", "bytes", "layers", "rows", "kld", "share"]
-    rule: Literal["bitwise", "exact", "within_floor", "at_most"]
+    quantity: Literal["logits", "state", "bytes", "layers", "rows", "kld", "share", "time"]
+    rule: Literal["bitwise", "exact", "within_floor", "beyond_floor", "at_most", "at_least"]
     factor: Annotated[
         float | None, Field(ge=1, allow_inf_nan=False, description="how many times the floor, 1 or more")
     ] = None
@@ -273,26 +277,32 @@ class Accept(Entry):
 
     @model_validator(mode="after")
     def _factor_and_floor(self) -> Accept:
-        for key, given, rule in (
-            ("factor", self.factor, "within_floor"),
-            ("floor", self.floor, "within_floor"),
-            ("bound", self.bound, "at_most"),
+        for key, given, rules in (
+            ("factor", self.factor, ("within_floor", "beyond_floor")),
+            ("floor", self.floor, ("within_floor", "beyond_floor")),
+            ("bound", self.bound, ("at_most", "at_least")),
         ):
-            wanted = self.rule == rule
+            wanted = self.rule in rules
             if (given is not None) != wanted:
                 does, todo = ("needs", "add it") if wanted else ("takes no", "drop it")
                 raise wrong(f"the rule {self.rule} {does} {key}", todo)
         return self
 
+    @property
+    def wants_more(self) -> bool:
+        """Whether the limit is the smallest deviation that passes, and not the largest."""
+        return self.rule in ("at_least", "beyond_floor")
+
     def limit(self, floor: float) -> float:
-        """The largest deviation that passes, given the measured noise floor (same unit as the deviation)."""
+        """The last deviation that passes, given the measured noise floor (same unit as the deviation)."""
         if self.bound is not None:
             return self.bound
         return 0.0 if self.factor is None else self.factor * floor
 
     def holds(self, deviation: float, floor: float) -> bool:
         """Whether ``deviation`` passes. A deviation that is not a number, or a floor that is not finite, never does."""
-        return math.isfinite(floor) and deviation <= self.limit(floor)
+        limit = self.limit(floor)
+        return math.isfinite(floor) and (limit <= deviation < math.inf if self.wants_more else deviation <= limit)
 
 
 class Figure(Entry):
@@ -328,7 +338,7 @@ class Invariant(Entry):
 
     ``accept_reordered`` replaces ``accept`` for cases in which both sides hold the same cells in another order. ``examples``
     gives the number of drawn cases for every profile. ``timeout_seconds`` replaces the profile's timeout
-    for one drawn case. With ``families`` each of these is a check of its own; beside them the invariant itself is one only
+    for one drawn case. ``alone`` says that it measures time, so nothing else may run meanwhile. With ``families`` each of these is a check of its own; beside them the invariant itself is one only
     where it has a ``search``.
     """
 
@@ -344,6 +354,7 @@ class Invariant(Entry):
     accept_reordered: Accept | None = None
     required: bool
     timeout_seconds: Seconds | None = None
+    alone: bool = False
     figures: dict[str, Figure] = Field(default_factory=dict)
     families: Annotated[tuple[Family, ...], AfterValidator(_distinct_ids)] = ()
 

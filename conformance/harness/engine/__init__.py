@@ -5,6 +5,7 @@ from .errors import BuildError, DecodeError, EngineError, ModelError, StateError
 from .high_level import HighLevel, has_high_level
 from .library import BUNDLED, BuildIdentity, Library, find_library
 from .model import Model
+from .vision import EncodedImage, Pixels, Vision, has_vision
 
 __all__ = [
     "BUNDLED",
@@ -16,15 +17,19 @@ __all__ = [
     "Context",
     "ContextSettings",
     "DecodeError",
+    "EncodedImage",
     "EngineError",
     "HighLevel",
     "Library",
     "Logits",
     "Model",
     "ModelError",
+    "Pixels",
     "StateError",
     "StateFlags",
     "TokenBatch",
+    "Vision",
     "find_library",
     "has_high_level",
+    "has_vision",
 ]

@@ -93,7 +93,7 @@ def _fields(structure: type[ctypes.Structure]) -> list[tuple[str, Any]]:
 
 @cache
 def known_layouts(struct: str) -> tuple[Layout, ...]:
-    """All rows of `layouts.yaml` for `context_params` or `model_params`."""
+    """All rows of `layouts.yaml` for `context_params`, `model_params` or `mtmd_context_params`."""
     table = yaml.safe_load(_LAYOUTS.read_text())[struct]
     layouts = []
     for row in table["rows"]:
@@ -157,6 +157,6 @@ def recognise(struct: str, seen: Probe, library: Path) -> Layout:
     )
     found = "no known layout fits" if not fits else "several layouts fit: " + ", ".join(f.id for f in fits)
     raise BuildError(
-        f"{library}: llama_{struct}: {found} ({seen.extent} bytes written); the run would be wrong, so it stops here; "
+        f"{library}: {struct if struct.startswith('mtmd_') else f'llama_{struct}'}: {found} ({seen.extent} bytes written); the run would be wrong, so it stops here; "
         f"add a row to {_LAYOUTS.name} that fits these bytes: {written}"
     )

@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -106,6 +106,7 @@ _OPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_version": (_s, ()),
     "llama_n_ctx_seq": (_u, (_p,)),
     "llama_n_rs_seq": (_u, (_p,)),
+    "llama_model_n_embd_inp": (_i, (_p,)),
     "llama_state_seq_get_size_ext": (_z, (_p, _i, _u)),
     "llama_state_seq_get_data_ext": (_z, (_p, _p, _z, _i, _u)),
     "llama_state_seq_set_data_ext": (_z, (_p, _p, _z, _i, _u)),
@@ -277,10 +278,8 @@ class Library:
         }
         self._optional = frozenset(name for name in _OPTIONAL if hasattr(self._handle, name))
         for name, (result, arguments) in {**_REQUIRED, **{n: _OPTIONAL[n] for n in self._optional}}.items():
-            function = getattr(self._handle, name)
-            function.restype = result
-            function.argtypes = [structures[name] if argument is None else argument for argument in arguments]
-            setattr(self, name, _Timed(function, self._clock))
+            types = [structures[name] if argument is None else argument for argument in arguments]
+            setattr(self, name, self.timed(getattr(self._handle, name), result, types))
 
     def _recognise(self, struct: str) -> abi.Layout:
         function = getattr(self._handle, f"llama_{struct.removesuffix('_params')}_default_params")
@@ -292,6 +291,24 @@ class Library:
     def has(self, name: str) -> bool:
         """Whether the build has an optional function."""
         return name in self._optional
+
+    def companion(self, name: str, function: str) -> ctypes.CDLL | None:
+        """The library lib`name` that belongs to this build, by one of its functions: in this file, or beside it."""
+        if hasattr(self._handle, function):
+            return self._handle
+        found = [path for pattern in (f"lib{name}.so", f"lib{name}.so.*") for path in self.path.parent.glob(pattern)]
+        return ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_LOCAL) if found else None
+
+    def timed(self, function: Any, result: Any, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """A C function with its types, whose time counts towards `seconds`."""
+        function.restype, function.argtypes = result, list(arguments)
+        return _Timed(function, self._clock)
+
+    def log_here(self, library: ctypes.CDLL, *setters: str) -> None:
+        """Have a companion log here too, where it has such setters."""
+        for name in setters:
+            if hasattr(library, name):
+                getattr(library, name)(self._log_callback, None)
 
     def default_params(self, layout: abi.Layout, function: str) -> Any:
         """A params struct of the given layout, filled with the build's own defaults."""

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +33,27 @@ from .check import BoundCheck, NotDecidable, Undecided, check_of, run_case
 
 SPECS = Path(__file__).parents[3] / "specs"
 _NOISE_FACTOR = 10
+_NOISE_RULES = ("bitwise", "within_floor", "beyond_floor")
 _PATIENCE = (
     40  # how many times the prefill time of its tokens a case may take beyond its timeout: a busy machine is no hang
 )
 
 
-def contract() -> Contract:
-    """What must hold: the specs of this checkout."""
-    return load_specs(SPECS, (*models.names(), *TRAINED))
+def contract(*, strict_timing: bool = False) -> Contract:
+    """What must hold: the specs of this checkout. With `strict_timing` what is measured alone is required too."""
+    loaded = load_specs(SPECS, (*models.names(), *TRAINED))
+    if not strict_timing:
+        return loaded
+    strict = {
+        id: invariant.model_copy(update={"required": True}) if invariant.alone else invariant
+        for id, invariant in loaded.invariants.items()
+    }
+    return replace(loaded, invariants=strict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case ended; `deviation` is None where nothing could be measured, `limit` the largest that passes."""
+    """How one case ended; `deviation` is None where nothing could be measured, `limit` the last one that passes."""
 
     verdict: Verdict
     reason: str | None = None
@@ -65,11 +73,7 @@ class Refuted(Exception):
 
 def floors_of(invariant: Invariant) -> tuple[Floor, ...]:
     """The kinds of noise that an invariant's rules are held against: none for counts, that of repeats for bits."""
-    rules = [
-        rule
-        for rule in (invariant.accept, invariant.accept_reordered)
-        if rule and rule.rule in ("bitwise", "within_floor")
-    ]
+    rules = [rule for rule in (invariant.accept, invariant.accept_reordered) if rule and rule.rule in _NOISE_RULES]
     return tuple(dict.fromkeys(rule.floor or "repeat" for rule in rules))
 
 
@@ -78,7 +82,7 @@ def measured_floor(accept: Accept, acquaintance: Acquaintance, case: Case | None
 
     Noise depends on flash attention: a case that names it is held against that noise, any other against the larger.
     """
-    if accept.rule in ("exact", "at_most"):
+    if accept.rule not in _NOISE_RULES:
         return 0.0
     flash = getattr(case, "flash_attn", None)
     noises = [
@@ -98,8 +102,15 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     accept = (deviation.reordered and invariant.accept_reordered) or invariant.accept
     floor = measured_floor(accept, acquaintance, case)
     limit = accept.limit(floor)
-    if accept.holds(deviation.value, floor):
+    if invariant.alone and deviation.interval is None:
+        return Outcome("UNKNOWN", "a time without an interval tells nothing", deviation, floor, limit)
+    ends = deviation.interval or (deviation.value,)
+    passes = [accept.holds(end, floor) for end in ends]
+    if all(passes):
         return Outcome("PASS", None, deviation, floor, limit)
+    if any(passes) or any(math.isnan(end) for end in deviation.interval or ()):
+        reason = f"{deviation.quantity}: {deviation.value:.3g}, and the noise leaves {ends[0]:.3g} to {ends[-1]:.3g}"
+        return Outcome("UNKNOWN", f"{reason} open, across the limit of {limit:.3g}", deviation, floor, limit)
     if not math.isfinite(floor):
         return Outcome("UNKNOWN", "the noise of this model under this build is not finite", deviation, floor, limit)
     place = f"{deviation.where}: " if deviation.where else ""
@@ -128,12 +139,6 @@ def _judged(measured: Callable[[], Deviation], invariant: Invariant, acquaintanc
         return Outcome("UNKNOWN", str(error))
     except Exception:
         return Outcome("UNKNOWN", f"the suite itself failed:\n{traceback.format_exc()}")
-
-
-def _closeness(outcome: Outcome) -> tuple[float, float]:
-    """Orders outcomes that passed by how close they came to failing."""
-    assert outcome.deviation is not None
-    return outcome.deviation.value / outcome.limit if outcome.limit else 0.0, outcome.limit
 
 
 @dataclass
@@ -205,7 +210,13 @@ class Examination:
                 self._drawn(check)
         except Refuted as refuted:
             return refuted.case, refuted.outcome
-        return None, max(self._passed, key=_closeness, default=Outcome("PASS"))
+        return None, max(self._passed, key=self._closeness, default=Outcome("PASS"))
+
+    def _closeness(self, outcome: Outcome) -> tuple[float, float]:
+        """Orders outcomes that passed by how close they came to failing."""
+        assert outcome.deviation is not None
+        share = outcome.deviation.value / outcome.limit if outcome.limit else 0.0
+        return -share if self.invariant.accept.wants_more else share, outcome.limit
 
     def _drawn(self, check: BoundCheck) -> None:
         @hypothesis.settings(
@@ -270,6 +281,8 @@ class Examination:
             detail["stderr"] = outcome.stderr
         if deviation:
             detail |= {"where": deviation.where, "expected": deviation.expected, "seen": deviation.seen}
+        if deviation and deviation.interval:
+            detail["interval"] = list(deviation.interval)
         planned = Check.planned(self.invariant.id, self.model, self.invariant.title, self.invariant.required)
         return planned.settled(
             outcome.verdict,
@@ -278,6 +291,7 @@ class Examination:
             deviation=deviation.value if deviation else None,
             floor=outcome.floor,
             limit=outcome.limit,
+            wants_more=self.invariant.accept.wants_more,
             seconds=seconds,
             seconds_in_library=self._in_library,
             examples=sum(each.verdict != "SKIPPED" for each in self._outcomes.values()),

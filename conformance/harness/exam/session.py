@@ -128,18 +128,31 @@ class Session:
         return setup_for(self.options, self.look(model).subject)
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs (id, model) to examine, the slowest models first so that parallel workers end together."""
+        """The pairs (id, model) to examine, the slowest models first so that parallel workers end together.
 
-        def speed(pair: tuple[str, str]) -> float:
+        What is measured alone comes last.
+        """
+
+        def place(pair: tuple[str, str]) -> tuple[bool, float]:
             acquaintance = self.look(pair[1]).acquaintance
-            return acquaintance.prefill_tokens_per_second if acquaintance else 0.0
+            speed = acquaintance.prefill_tokens_per_second if acquaintance else 0.0
+            sizing = self.sizings[pair]
+            return sizing is not None and sizing.invariant.alone, speed
 
-        return sorted((pair for pair, sizing in self.sizings.items() if sizing), key=speed)
+        return sorted((pair for pair, sizing in self.sizings.items() if sizing), key=place)
 
     @property
     def expected_seconds(self) -> float:
-        """Wall time that all searches are expected to take; computed from the measured speeds, on `n_workers`."""
-        return sum(sizing.seconds for sizing in self.sizings.values() if sizing) / self.options.n_workers
+        """Wall time that all searches are expected to take; computed from the measured speeds, on `n_workers`.
+
+        What is measured alone takes one process, whatever the number of workers.
+        """
+        shares = [
+            sizing.seconds / (1 if sizing.invariant.alone else self.options.n_workers)
+            for sizing in self.sizings.values()
+            if sizing
+        ]
+        return sum(shares)
 
     def plan(self, contract: Contract) -> tuple[list[Check], list[NotApplicable]]:
         """Every pair of invariant and model: as a check still to run or already without hope, or as not applicable."""
@@ -231,7 +244,9 @@ def prepare(options: Options, contract: Contract) -> Session:
 def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> dict[tuple[str, str], Sizing | None]:
     pairs = [
         (invariant, look.acquaintance, look.subject.name)
-        for invariant in contract
+        for invariant in sorted(
+            contract, key=lambda invariant: invariant.alone
+        )  # what does not fit is left out at the end
         for look in looks
         if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
     ]
@@ -262,7 +277,7 @@ def _subject(name: str) -> Subject:
         path=path.resolve(),
         kinds=kinds,
         is_fixture=is_fixture,
-        only_named=is_fixture and name in TRAINED,
+        only_named=is_fixture and (name in TRAINED or models.recipe(name).only_named),
     )
 
 

@@ -20,6 +20,7 @@ from conformance.harness.report.results import VERDICTS, Check, Results, Verdict
 from conformance.harness.report.store import replace_file
 from conformance.harness.report.verdict import badness, has_failed
 from conformance.harness.report.wording import (
+    accepted,
     clipped,
     figure,
     is_link,
@@ -192,12 +193,6 @@ def _deviation(value: float | None) -> str:
     return "bits differ" if 0 < value < sys.float_info.min else figure(value)
 
 
-def _limit(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return "exact only" if value == 0 else f"up to {figure(value)}"
-
-
 def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
 
@@ -221,7 +216,7 @@ def _template() -> Template:
         words=_words,
         figure=figure,
         deviation=_deviation,
-        limit=_limit,
+        accepted=accepted,
         duration=_duration,
         tally=_tally,
         strip=strip,
