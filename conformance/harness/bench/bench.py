@@ -15,6 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.harness import builds
+from conformance.harness.arms.reading import Reader, encoder_of
+from conformance.harness.arms.reference import AgentReference
+from conformance.harness.arms.replay import ArmParts
+from conformance.harness.arms.terminal_slot import place
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
 from conformance.harness.engine import (
@@ -28,7 +32,9 @@ from conformance.harness.engine import (
     ModelError,
     StateError,
     StateFlags,
+    Vision,
     has_high_level,
+    has_vision,
 )
 from conformance.harness.engine.child import Child
 from conformance.harness.faults import FAULTS
@@ -189,6 +195,8 @@ class Bench:
             FAULTS[setup.fault].context if setup.fault else Context
         )
         self.reference = FAULTS[setup.fault].reference if setup.fault else Reference()
+        self.agent = FAULTS[setup.fault].agent if setup.fault else AgentReference()
+        self.arm_parts = FAULTS[setup.fault].arm_parts if setup.fault else ArmParts()
         self._exact: dict[tuple[bytes, int], Logits] = {}
         self._scores: dict[tuple[bytes, int, Arm], Scores] = {}
         self._cold: dict[tuple[ContextSettings, tuple[bytes, ...]], Logits] = {}
@@ -274,13 +282,20 @@ class Bench:
         """An image of width x height embeddings at a position: all share t, y and x count from it, z is 0.
 
         The embeddings are normal noise, which costs no vision encoder. What follows goes to position + max(width, height).
-        Positions are laid out as libmtmd does (tools/mtmd/mtmd.cpp).
         """
-        n = width * height
-        embeddings = np.random.default_rng(seed).standard_normal((n, self.model.n_embd), np.float32)
-        y, x = np.divmod(np.arange(n, dtype=np.int32), np.int32(width))
-        t = np.full(n, position, np.int32)
-        return embeddings, np.stack([t, position + y, position + x, np.zeros(n, np.int32)])
+        embeddings = np.random.default_rng(seed).standard_normal((width * height, self.model.n_embd_inp), np.float32)
+        return embeddings, place(width, height, position)
+
+    @cached_property
+    def vision(self) -> Vision:
+        """The vision tower of a fixture model that has one."""
+        name = models.projector(self.setup.model)
+        assert name is not None
+        return Vision(self.model, models.path(name), n_threads=self.setup.n_threads)
+
+    def reader(self, *, pixels: bool = False) -> Reader:
+        """Reads transcripts: screenshots are noise, or `pixels` that went through the vision tower."""
+        return Reader(self.model, self.arm_parts.embeddings(encoder_of(self.vision)) if pixels else None)
 
     @property
     def layers(self) -> LayerMap | None:
@@ -332,7 +347,9 @@ class Bench:
         return window is not None and n_tokens > window
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model and what reads images for it."""
+        if "vision" in vars(self):
+            self.vision.close()
         self.model.close()
 
 
@@ -449,6 +466,8 @@ def _capabilities(bench: Bench) -> list[str]:
         found.append("partial_state")
     if bench.model.positions_per_embedding > 1:
         found.append("multi_dimensional_positions")
+    if has_vision(bench.library) and models.projector(bench.setup.model):
+        found.append("images")
     with bench.context(ContextSettings(n_ctx=256, n_rs_seq=2)) as context:
         if context.can_shift:
             found.append("can_shift")

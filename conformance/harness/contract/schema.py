@@ -35,6 +35,7 @@ Capability = Literal[
     "other_build",
     "native_tail",
     "native_kvarn",
+    "images",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -57,6 +58,7 @@ CAPABILITIES: dict[Capability, str] = {
     "other_build": "a second build to exchange states with, as tools.gate has",
     "native_tail": "a precision tail of the build's own",
     "native_kvarn": "KVarN cache types of the build's own",
+    "images": "images through libmtmd and a vision tower (mmproj)",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 

@@ -109,11 +109,14 @@ class TokenBatch:
     def as_struct(self) -> Batch:
         """The `llama_batch`, pointing into this object's arrays, which must outlive the call."""
         n = len(self)
-        sequences = [[self.sequences]] * n if isinstance(self.sequences, int) else [list(s) for s in self.sequences]
-        counts = np.fromiter((len(s) for s in sequences), np.int32, n)
-        ids = np.fromiter((i for s in sequences for i in s), np.int32, int(counts.sum()))
-        starts = np.concatenate(([0], np.cumsum(counts[:-1], dtype=np.int64))) * ids.itemsize
-        pointers = (ids.ctypes.data + starts).astype(np.uint64)
+        if isinstance(self.sequences, int):  # all tokens point at the one id
+            counts, ids = np.ones(n, np.int32), np.array([self.sequences], np.int32)
+            pointers = np.full(n, ids.ctypes.data, np.uint64)
+        else:
+            counts = np.fromiter((len(s) for s in self.sequences), np.int32, n)
+            ids = np.fromiter((i for s in self.sequences for i in s), np.int32, int(counts.sum()))
+            starts = np.concatenate(([0], np.cumsum(counts[:-1], dtype=np.int64))) * ids.itemsize
+            pointers = (ids.ctypes.data + starts).astype(np.uint64)
         arrays = [
             None if self.tokens is None else np.ascontiguousarray(self.tokens, np.int32),
             None if self.embeddings is None else np.ascontiguousarray(self.embeddings, np.float32),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from conformance.harness.arms.reference import AgentReference
+from conformance.harness.arms.replay import ARM_TYPES, ArmParts
 from conformance.harness.engine import Context, HighLevel
 from conformance.harness.precision.reference import Reference
 
-from . import lies, precision_lies, slow_lies
+from . import arm_lies, lies, precision_lies, slow_lies
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Fault:
         verdict: how the checks must end; PASS for a control, which shows that a check can pass where no build at hand
             lets it run.
         high_level: the lying `llama_cpp.Llama`.
+        agent: the layouts, counts and computed optimum of the agent loop, with the part that lies.
+        arm_parts: the arms of the agent loop, with the part that lies.
 
     """
 
@@ -36,6 +40,8 @@ class Fault:
     verdict: str = "FAIL"
     reference: Reference = field(default_factory=Reference)
     high_level: type[HighLevel] = HighLevel
+    agent: AgentReference = field(default_factory=AgentReference)
+    arm_parts: ArmParts = field(default_factory=ArmParts)
 
 
 FAULTS: dict[str, Fault] = {
@@ -684,6 +690,99 @@ FAULTS: dict[str, Fault] = {
         ("XB-01", "XB-03"),
         "qwen3-mini",
         lies.RefusesAndTrims,
+    ),
+    "checkpoint-one-image-late": Fault(
+        "the terminal slot takes its checkpoint behind the first image of the window",
+        ("AA-06", "AA-07"),
+        "holo3-mini",
+        arm_parts=ArmParts(slot=arm_lies.SlotOneImageLate),
+    ),
+    "text-absorbed-twice": Fault(
+        "the terminal slot appends every text to its history twice",
+        ("AA-06", "AA-07", "AA-15", "AA-03/engine", "AA-14/engine"),
+        "holo3-mini",
+        arm_parts=ArmParts(slot=arm_lies.SlotAbsorbsTwice),
+    ),
+    "checkpoint-not-restored": Fault(
+        "the terminal slot goes on behind the window of the step before",
+        ("AA-04/engine", "AA-06", "AA-07"),
+        "holo3-mini",
+        arm_parts=ArmParts(slot=arm_lies.SlotNeverComesBack),
+    ),
+    "oldest-image-kept": Fault(
+        "the terminal slot shows the first screenshot of all in the place of the oldest of the window",
+        ("AA-06",),
+        "holo3-mini",
+        arm_parts=ArmParts(types=ARM_TYPES | {"terminal_slot": arm_lies.OldestImageKept}),
+    ),
+    "axes-swapped": Fault(
+        "x and y of every image's positions are swapped",
+        ("AA-06", "AA-06/on-device", "AA-06/pixels"),
+        "holo3-mini",
+        arm_parts=ArmParts(cursor=arm_lies.AxesSwapped),
+    ),
+    "positions-advance-by-tokens": Fault(
+        "the text behind an image stands as many positions on as the image has tokens",
+        ("AA-06", "AA-07", "AA-14/engine"),
+        "holo3-mini",
+        arm_parts=ArmParts(cursor=arm_lies.AdvancesByTokens),
+    ),
+    "removal-forgotten-by-the-loop": Fault(
+        "removing the window says yes and does nothing",
+        ("AA-04/engine", "AA-06", "AA-07"),
+        "holo3-mini",
+        lies.RemovalForgotten,
+    ),
+    "hit-that-was-none": Fault(
+        "the history is prefilled again at every step and counted as reused",
+        ("AA-03/engine", "AA-08/engine"),
+        "holo3-mini",
+        arm_parts=ArmParts(types=ARM_TYPES | {"terminal_slot": arm_lies.HitThatWasNone}),
+    ),
+    "evicted-but-kept": Fault(
+        "evict begins anew at every step and counts the preamble as reused",
+        ("AA-01/engine",),
+        "holo3-mini",
+        arm_parts=ArmParts(types=ARM_TYPES | {"evict": arm_lies.EvictStartsAnew}),
+    ),
+    "appended-in-pieces": Fault(
+        "no-evict begins anew at every step and counts all that was there as reused",
+        ("AA-02/engine",),
+        "holo3-mini",
+        arm_parts=ArmParts(types=ARM_TYPES | {"append_only": arm_lies.AppendStartsAnew}),
+    ),
+    "action-forgotten": Fault(
+        "no-evict takes its action back",
+        ("AA-05/engine",),
+        "qwen3-mini",
+        arm_parts=ArmParts(types=ARM_TYPES | {"append_only": arm_lies.ActionForgotten}),
+    ),
+    "stale-embedding": Fault(
+        "the cache of embeddings takes two images of one size for the same",
+        ("AA-06/pixels", "AA-11"),
+        "holo3-mini",
+        arm_parts=ArmParts(embeddings=arm_lies.StaleEmbeddings),
+    ),
+    "states-hoarded": Fault(
+        "the terminal slot keeps a megabyte for every step",
+        ("AA-12",),
+        "qwen3-mini",
+        arm_parts=ArmParts(slot=arm_lies.SlotHoards),
+    ),
+    "logits-are-no-numbers": Fault(
+        "a value among the logits is not a number", ("AA-10",), "qwen3-mini", arm_lies.LogitsAreNoNumbers
+    ),
+    "image-continued-askew": Fault(
+        "x and y are swapped where an image goes on in a second call",
+        ("BT-04",),
+        "holo3-mini",
+        arm_lies.ImageContinuedAskew,
+    ),
+    "device-state-one-late": Fault(
+        "of the states kept inside the context, the one before the newest is loaded",
+        ("RP-11",),
+        "qwen35-mini",
+        arm_lies.DeviceStateOneLate,
     ),
 }
 
