@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.harness.arms.reading import Reader, encoder_of
+from conformance.harness.arms.reference import AgentReference
 from conformance.harness.arms.replay import ArmParts
 from conformance.harness.arms.terminal_slot import place
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
@@ -149,6 +150,7 @@ class Bench:
             FAULTS[setup.fault].context if setup.fault else Context
         )
         self.reference = FAULTS[setup.fault].reference if setup.fault else Reference()
+        self.agent = FAULTS[setup.fault].agent if setup.fault else AgentReference()
         self.arm_parts = FAULTS[setup.fault].arm_parts if setup.fault else ArmParts()
         self._exact: dict[tuple[bytes, int], Logits] = {}
         self._scores: dict[tuple[bytes, int, Arm], Scores] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from conformance.harness.arms.reference import AgentReference
 from conformance.harness.arms.replay import ARM_TYPES, ArmParts
 from conformance.harness.engine import Context, HighLevel
 from conformance.harness.precision.reference import Reference
@@ -26,6 +27,7 @@ class Fault:
         reference: the precision reference, with the part that lies.
         verdict: how the checks must end.
         high_level: the lying `llama_cpp.Llama`.
+        agent: the layouts, counts and computed optimum of the agent loop, with the part that lies.
         arm_parts: the arms of the agent loop, with the part that lies.
 
     """
@@ -37,6 +39,7 @@ class Fault:
     verdict: str = "FAIL"
     reference: Reference = field(default_factory=Reference)
     high_level: type[HighLevel] = HighLevel
+    agent: AgentReference = field(default_factory=AgentReference)
     arm_parts: ArmParts = field(default_factory=ArmParts)
 
 
