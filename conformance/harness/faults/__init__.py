@@ -694,43 +694,43 @@ FAULTS: dict[str, Fault] = {
     "checkpoint-one-image-late": Fault(
         "the terminal slot takes its checkpoint behind the first image of the window",
         ("AA-06", "AA-07"),
-        "holo3-mini",
+        "qwen35-mini",
         arm_parts=ArmParts(slot=arm_lies.SlotOneImageLate),
     ),
     "text-absorbed-twice": Fault(
         "the terminal slot appends every text to its history twice",
         ("AA-06", "AA-07", "AA-15", "AA-03/engine", "AA-14/engine"),
-        "holo3-mini",
+        "qwen35-mini",
         arm_parts=ArmParts(slot=arm_lies.SlotAbsorbsTwice),
     ),
     "checkpoint-not-restored": Fault(
         "the terminal slot goes on behind the window of the step before",
-        ("AA-04/engine", "AA-06", "AA-07"),
-        "holo3-mini",
+        ("AA-04/engine", "AA-06"),
+        "qwen35-mini",
         arm_parts=ArmParts(slot=arm_lies.SlotNeverComesBack),
     ),
     "oldest-image-kept": Fault(
         "the terminal slot shows the first screenshot of all in the place of the oldest of the window",
         ("AA-06",),
-        "holo3-mini",
+        "qwen35-mini",
         arm_parts=ArmParts(types=ARM_TYPES | {"terminal_slot": arm_lies.OldestImageKept}),
     ),
     "axes-swapped": Fault(
         "x and y of every image's positions are swapped",
-        ("AA-06", "AA-06/on-device", "AA-06/pixels"),
-        "holo3-mini",
+        ("AA-06", "AA-06/on-device"),
+        "qwen35-mini",
         arm_parts=ArmParts(cursor=arm_lies.AxesSwapped),
     ),
     "positions-advance-by-tokens": Fault(
         "the text behind an image stands as many positions on as the image has tokens",
-        ("AA-06", "AA-07", "AA-14/engine"),
-        "holo3-mini",
+        ("AA-06", "AA-14/engine"),
+        "qwen35-mini",
         arm_parts=ArmParts(cursor=arm_lies.AdvancesByTokens),
     ),
     "removal-forgotten-by-the-loop": Fault(
         "removing the window says yes and does nothing",
         ("AA-04/engine", "AA-06", "AA-07"),
-        "holo3-mini",
+        "qwen35-mini",
         lies.RemovalForgotten,
     ),
     "hit-that-was-none": Fault(
@@ -742,13 +742,13 @@ FAULTS: dict[str, Fault] = {
     "evicted-but-kept": Fault(
         "evict begins anew at every step and counts the preamble as reused",
         ("AA-01/engine",),
-        "holo3-mini",
+        "qwen3-mini",
         arm_parts=ArmParts(types=ARM_TYPES | {"evict": arm_lies.EvictStartsAnew}),
     ),
     "appended-in-pieces": Fault(
         "no-evict begins anew at every step and counts all that was there as reused",
         ("AA-02/engine",),
-        "holo3-mini",
+        "qwen3-mini",
         arm_parts=ArmParts(types=ARM_TYPES | {"append_only": arm_lies.AppendStartsAnew}),
     ),
     "action-forgotten": Fault(
@@ -764,10 +764,10 @@ FAULTS: dict[str, Fault] = {
         arm_parts=ArmParts(embeddings=arm_lies.StaleEmbeddings),
     ),
     "states-hoarded": Fault(
-        "the terminal slot keeps a megabyte for every step",
-        ("AA-12",),
+        "a megabyte is kept for every step",
+        ("AA-12", "AA-12/evict"),
         "qwen3-mini",
-        arm_parts=ArmParts(slot=arm_lies.SlotHoards),
+        arm_parts=ArmParts(cursor=arm_lies.HoardsStates),
     ),
     "logits-are-no-numbers": Fault(
         "a value among the logits is not a number", ("AA-10",), "qwen3-mini", arm_lies.LogitsAreNoNumbers
@@ -775,7 +775,7 @@ FAULTS: dict[str, Fault] = {
     "image-continued-askew": Fault(
         "x and y are swapped where an image goes on in a second call",
         ("BT-04",),
-        "holo3-mini",
+        "qwen35-mini",
         arm_lies.ImageContinuedAskew,
     ),
     "device-state-one-late": Fault(
