@@ -369,6 +369,10 @@ def test_a_build_that_dies_or_refuses_is_described_as_that(tmp_path: Path, monke
     (found,) = json.loads(out)
     assert (code, found["runs"], found["identity"]) == (1, "CRASH", None)
     assert found["reason"] == "on load: was killed (SIGILL)"
+    code, out, err = command("describe", str(tmp_path), "/nowhere")
+    assert code == 2
+    assert "CRASH on load: was killed" in out
+    assert err.startswith("build '/nowhere': no such folder")
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF")
     refused = builds.describe("bundled", broken)
