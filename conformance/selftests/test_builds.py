@@ -13,6 +13,7 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -310,12 +311,10 @@ def test_a_compiler_ends_with_the_fetch_that_started_it(index: Path, tmp_path: P
 
     with pytest.raises(KeyboardInterrupt):
         registries.obtain(build, tmp_path / "client", tell)
-    try:
-        psutil.Process(int(started.read_text())).wait(30)
-    except psutil.NoSuchProcess:
-        pass
-    except psutil.TimeoutExpired as living:
-        assert psutil.Process(living.pid).status() == psutil.STATUS_ZOMBIE
+    compiler = int(started.read_text())
+    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        psutil.Process(compiler).wait(30)
+    assert not psutil.pid_exists(compiler) or psutil.Process(compiler).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_source_that_does_not_compile_is_refused_in_one_line(index: Path) -> None:
