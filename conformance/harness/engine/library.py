@@ -212,7 +212,8 @@ def find_library(reference: str) -> Path:
     )
 
 
-def _digest(library: Path) -> str:
+def digest_of(library: Path) -> str:
+    """SHA-256 over the names and bytes of a build's libraries, first 16 hex digits."""
     names = {library, *library.parent.glob("lib*llama*"), *library.parent.glob("libggml*")}
     total = hashlib.sha256()
     for path in sorted(p for p in names if p.is_file()):
@@ -393,7 +394,7 @@ class Library:
             build_number=origin.build_number,
             release=origin.release or text("llama_version") or None,
             commit=text("ggml_commit") or "unknown",
-            digest=_digest(self.path),
+            digest=digest_of(self.path),
             context_layout=self.context_layout.id,
             model_layout=self.model_layout.id,
             vision_layout=vision,
