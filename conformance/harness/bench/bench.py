@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,10 +188,11 @@ class Bench:
         self._scores: dict[tuple[bytes, int, Arm], Scores] = {}
         self._cold: dict[tuple[ContextSettings, tuple[bytes, ...]], Logits] = {}
 
-    @cached_property
+    @property
     def other(self) -> Child:
         """A process for the second build, under this one's memory limit; a call there names that build in its `Setup`."""
-        return Child()
+        assert self.setup.other is not None
+        return _process_for(self.setup.other)
 
     def context(self, settings: ContextSettings) -> Context:
         """A new context, to be used as a context manager."""
@@ -319,6 +320,11 @@ class Bench:
 @lru_cache(maxsize=1)
 def _library(build: str) -> Library:
     return builds.load(build)
+
+
+@lru_cache(maxsize=1)
+def _process_for(_build: str) -> Child:
+    return Child()
 
 
 @lru_cache(maxsize=16)

@@ -76,7 +76,7 @@ class Ask:
             "profile": self.profile,
             "seed": self.seed,
             "selected": self.selected,
-            "shard": str(self.shard),
+            "shard": str(self.shard) if self.shard else None,
             "threads": self.threads,
             "models": {name: file_digest(subject_of(name).path) for name in self.models},
         }

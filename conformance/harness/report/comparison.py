@@ -314,8 +314,34 @@ def _refusals(baseline: Check, candidate: Check) -> str:
 # -- the whole
 
 
+_DIRECTIONS = {
+    "XB-01": "states of the baseline in the candidate",
+    "XB-02": "states of the candidate in the baseline",
+    "XB-03": "files, either way",
+    "XB-04": "partial states, either way",
+}
+
+
+def fates(pairs: Iterable[Pair]) -> dict[str, str]:
+    """For each direction what became of the states that one build saved and the other loaded, over all models."""
+    told: dict[str, str] = {}
+    for id, pairs_of in by_id(pairs):
+        if id in _DIRECTIONS:
+            models: dict[str, list[str]] = {}
+            for pair in pairs_of:
+                models.setdefault(pair.reason if pair.outcome == "pass" else pair.outcome.upper(), []).append(
+                    pair.model
+                )
+            told[_DIRECTIONS[id]] = ", ".join(
+                f"{fate} on all {len(names)} models" if len(models) == 1 else f"{fate} on {', '.join(names)}"
+                for fate, names in models.items()
+            )
+    return told
+
+
 def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison:
     """The comparison with its answer, and `problems` in the surroundings, which leave none."""
+    comparison = comparison.model_copy(update={"states": fates(comparison.pairs)})
     counts, speeds = (Counter(each.outcome for each in items) for items in (comparison.pairs, comparison.speeds))
     judged: list[Pair | Speed] = [*comparison.pairs, *comparison.speeds]
     blocking = [each for each in judged if each.blocks]
