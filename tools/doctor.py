@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from rich.console import Console
 
 from conformance.harness import builds
-from conformance.harness.bench import Setup, identify, meet
+from conformance.harness.bench import Setup, meet
 from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.census import GGUFError, census_of_gguf
 from conformance.harness.contract.known import load_known_failures
@@ -65,7 +65,7 @@ def _build(child: Child, build: str, model: str, problems: list[str]) -> dict[st
     found: dict[str, Any] | None = None
     try:
         builds.resolve(build)
-        found = child.call(identify, build, timeout=_LOOK_SECONDS)
+        found = child.call(builds.identify, build, timeout=_LOOK_SECONDS)
         look = child.call(meet, Setup(build, model), (), timeout=_LOOK_SECONDS)
         found["capabilities"] = {
             "on": model,

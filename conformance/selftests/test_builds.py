@@ -15,16 +15,19 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from conformance.harness import builds
-from conformance.harness.bench import identify
-from conformance.harness.builds import registries, store
-from conformance.harness.engine import BuildError, Library
+from conformance.harness.builds import description, registries, store
+from conformance.harness.engine import BuildError, Context, ContextSettings, EngineError, Library, digest_of
 from conformance.harness.engine.child import Child, Crashed
 from conformance.harness.engine.origin import Origin, origin_of
+from fixtures import models
+from tools import builds as tool
 
 NPM = "@node-llama-cpp/linux-x64"
 
@@ -92,7 +95,8 @@ def npm_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
 def npm_tarball(version: str) -> bytes:
     content = {
         "package/package.json": json.dumps({"name": NPM, "version": version}),
-        "package/bins/linux-x64/libllama.b10068.so": "library",
+        "package/bins/linux-x64/libllama.so": "library",
+        "package/bins/linux-x64/_nlcBuildMetadata.json": '{"buildOptions": {"llamaCpp": {"release": "v0.4.0"}}}',
     }
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tarball:
@@ -151,7 +155,7 @@ def test_a_wheel_is_fetched_once_and_then_needs_no_index(
     assert receipt.reference == "pypi:xllamacpp==2026.7.10068"
     archive = index / receipt.archive
     assert subprocess.check_output(["sha256sum", archive], text=True).split()[0] == receipt.sha256
-    assert origin_of(library) == Origin("xllamacpp", "2026.7.10068", 10068)
+    assert origin_of(library) == Origin("xllamacpp", "2026.7.10068", 10068, "b10068")
 
 
 def test_a_version_that_does_not_exist_names_the_nearest(index: Path) -> None:
@@ -186,7 +190,7 @@ def test_without_a_network_the_connection_is_named(monkeypatch: pytest.MonkeyPat
 def test_a_tarball_of_npm_is_fetched_and_listed(npm_registry: dict[str, bytes]) -> None:
     npm_registry.update({version: npm_tarball(version) for version in ("3.18.1", "3.19.1")})
     library = builds.resolve(f"npm:{NPM}@3.19.1")
-    assert origin_of(library) == Origin(NPM, "3.19.1", 10068)
+    assert origin_of(library) == Origin(NPM, "3.19.1", None, "v0.4.0")
     npm_registry.pop("3.19.1")
     assert builds.resolve(f"npm:{NPM}@3.19.1") == library
     with pytest.raises(BuildError, match=r"has no version 3.19.7 .*the nearest are 3.18.1$"):
@@ -216,6 +220,84 @@ def test_a_fetch_that_ends_early_leaves_nothing(index: Path, cache: Path, monkey
     assert [path.name for path in left.parent.iterdir()] == [".lock"]
     assert builds.kept() == ()
     assert builds.resolve("pypi:xllamacpp==2026.7.10068").is_file()
+
+
+def test_a_build_whose_files_have_changed_is_refused(index: Path, cache: Path) -> None:
+    reference = "pypi:xllamacpp==2026.7.10068"
+    library = builds.resolve(reference)
+    store.refuse_changed(reference, digest_of(library))
+    library.write_text("other bytes")
+    with pytest.raises(BuildError, match=r"its files in .* have changed since it was fetched; delete that folder"):
+        store.refuse_changed(reference, digest_of(library))
+    store.refuse_changed("bundled", "anything")
+    (receipt,) = cache.glob("builds/*/*/receipt.json")
+    receipt.write_text('{"reference": "half')
+    for ask in (builds.kept, lambda: store.refuse_changed(reference, digest_of(library))):
+        with pytest.raises(BuildError, match=r"receipt\.json: cannot be read; delete that folder"):
+            ask()
+
+
+BACKEND = """
+import zipfile
+def build_wheel(folder, settings=None, metadata=None):
+    print("[7/99] Building CXX object", flush=True)
+    {act}
+    with zipfile.ZipFile(folder + "/llama_cpp_python-0.3.35-py3-none-any.whl", "w") as wheel:
+        record = "llama_cpp_python-0.3.35.dist-info/"
+        wheel.writestr("llama_cpp/lib/libllama.so", "library")
+        wheel.writestr(record + "METADATA", "Metadata-Version: 2.1\\nName: llama-cpp-python\\nVersion: 0.3.35\\n")
+        wheel.writestr(record + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(record + "RECORD", "")
+    return "llama_cpp_python-0.3.35-py3-none-any.whl"
+"""
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "llama-cpp-python"
+version = "0.3.35"
+"""
+
+
+def write_source(folder: Path, act: str) -> None:
+    """A source archive that pip builds without compiling anything."""
+    content = {"PKG-INFO": "Metadata-Version: 2.1\nName: llama-cpp-python\nVersion: 0.3.35\n"}
+    content |= {"pyproject.toml": PROJECT, "backend.py": BACKEND.format(act=act)}
+    with tarfile.open(folder / "llama_cpp_python-0.3.35.tar.gz", "w:gz") as archive:
+        for name, text in content.items():
+            entry = tarfile.TarInfo(f"llama_cpp_python-0.3.35/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+def test_a_source_is_compiled_and_says_how_far_it_is(
+    index: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    go = tmp_path / "go"
+    write_source(index, f"import pathlib, time\n    while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)")
+    build = builds.parse("pypi:llama-cpp-python==0.3.35")
+    assert build
+    said: list[str] = []
+
+    def tell(how_far: str) -> None:
+        said.append(how_far)
+        if how_far.startswith("compiled 7 of 99 files, "):
+            go.touch()  # the build ends when its progress was seen
+
+    (tmp_path / "client").mkdir()
+    assert registries.obtain(build, tmp_path / "client", tell).name == "llama_cpp_python-0.3.35-py3-none-any.whl"
+    assert go.exists()
+    assert builds.resolve(str(build)).read_text() == "library"
+    assert "pip compiles it: 10 to 15 minutes on two cores" in capfd.readouterr().err
+
+
+def test_a_source_that_does_not_compile_is_refused_in_one_line(index: Path) -> None:
+    write_source(index, "raise SystemExit('no compiler')")
+    with pytest.raises(BuildError, match=r"pip could not compile it; it needs a C and a C\+\+ compiler") as caught:
+        builds.resolve("pypi:llama-cpp-python==0.3.35")
+    assert "\n" not in str(caught.value)
 
 
 def test_an_archive_without_a_library_is_not_kept(index: Path, cache: Path) -> None:
@@ -268,7 +350,29 @@ def test_a_cache_that_cannot_be_written_is_named(index: Path, cache: Path) -> No
     [("libllama.b10068.so", 10068), ("libllama.so.0.0.9872", 9872), ("libllama.so", None), ("libllama.so.0.5.0", None)],
 )
 def test_a_library_may_carry_its_build_number_in_its_name(tmp_path: Path, name: str, number: int | None) -> None:
-    assert origin_of(tmp_path / name) == Origin(None, None, number)
+    assert origin_of(tmp_path / name) == Origin(None, None, number, f"b{number}" if number else None)
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "number"),
+    [
+        ("xllamacpp", "2026.7.10068", 10068),
+        ("xllamacpp", "2026.4.8672.1", 8672),
+        ("xllamacpp", "0.2.14", None),
+        ("llama_cpp_py_sync", "0.10330.2", 10330),
+        ("llama_cpp", "0.3.36", None),
+    ],
+)
+def test_a_package_may_carry_its_build_number_in_its_version(
+    tmp_path: Path, package: str, version: str, number: int | None
+) -> None:
+    name = {"llama_cpp": "llama-cpp-python"}.get(package, package)
+    record = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    found = origin_of(tmp_path / package / "lib" / "libllama.so")
+    assert (found.package, found.version) == (name.replace("_", "-"), version)
+    assert found.build_number == number
 
 
 def compiled(folder: Path, source: str, *options: str) -> Path:
@@ -307,4 +411,78 @@ def test_a_library_that_ends_the_process_on_load_is_a_crash_with_its_signal(
 ) -> None:
     compiled(tmp_path, f"#include <stdlib.h>\n__attribute__((constructor)) static void on_load(void) {{ {body} }}")
     with Child() as child, pytest.raises(Crashed, match=how):
-        child.call(identify, str(tmp_path), timeout=60)
+        child.call(builds.identify, str(tmp_path), timeout=60)
+
+
+def command(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(tool.app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_tool_lists_what_is_published_and_what_is_kept(index: Path, cache: Path) -> None:
+    assert command("fetch", "pypi:xllamacpp==2026.7.10068")[1].startswith(str(cache))
+    code, out, _ = command("list", "pypi:xllamacpp")
+    assert code == 0
+    assert out.splitlines()[1] == "    2026.8.10229, 2026.7.10068*, 2026.7.9873, 2026.4.8929"
+    rows = json.loads(command("list", "pypi:xllamacpp", "--json")[1])
+    assert rows[1] == {"build": "pypi:xllamacpp==2026.7.10068", "kept": True}
+    assert [row["kept"] for row in rows] == [False, True, False, False]
+    assert json.loads(command("list", "--kept", "--json")[1]) == [rows[1]]
+
+
+def test_the_tool_describes_the_bundled_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMA_CONFORMANCE_CACHE")
+    code, out, _ = command("describe", "--json")
+    (found,) = json.loads(out)
+    assert (code, found["runs"], found["reason"]) == (0, "DECODES", "")
+    assert found["identity"]["package"] == "llama-cpp-python"
+    assert found["identity"]["vision_layout"]
+    assert found["state_format"].startswith("F")
+
+
+def test_a_build_that_dies_or_refuses_is_described_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMA_CONFORMANCE_CACHE")
+    compiled(tmp_path, "__attribute__((constructor)) static void on_load(void) { __builtin_trap(); }")
+    code, out, _ = command("describe", str(tmp_path), "--json")
+    (found,) = json.loads(out)
+    assert (code, found["runs"], found["identity"]) == (1, "CRASH", None)
+    assert found["reason"] == "on load: was killed (SIGILL)"
+    code, out, err = command("describe", str(tmp_path), "/nowhere")
+    assert code == 2
+    assert "CRASH on load: was killed" in out
+    assert err.startswith("build '/nowhere': no such folder")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    refused = builds.describe("bundled", broken)
+    assert refused.runs == "REFUSED"
+    assert "refused to load" in refused.reason
+    assert refused.identity
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("describe", "/nowhere"), "no such folder"),
+        (("describe", "--model", "nothing"), "nothing"),
+        (("fetch", "pypi:xllamacpp==1.0"), "has no version 1.0 for this machine; the nearest are 2026.4.8929"),
+        (("list", "pypi:torch"), "builds are not taken from there"),
+    ],
+)
+def test_the_tool_refuses_in_one_line(index: Path, arguments: tuple[str, ...], problem: str) -> None:
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert problem in err.splitlines()[-1]
+
+
+def test_logits_that_tell_nothing_and_keys_of_another_type_are_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMA_CONFORMANCE_CACHE")
+    path, usual = models.path("qwen3-mini"), Context.decode
+    with monkeypatch.context() as patched:
+        patched.setattr(Context, "decode", lambda *a, **k: np.zeros_like(usual(*a, **k)))
+        with pytest.raises(EngineError, match="not finite, or the same for every token"):
+            description.decode("bundled", path)
+    monkeypatch.setattr(
+        description, "ContextSettings", lambda n_ctx, type_k: ContextSettings(n_ctx=n_ctx, type_k="f16")
+    )
+    with pytest.raises(EngineError, match="asked for f32 keys, the saved state holds f16"):
+        description.decode("bundled", path)

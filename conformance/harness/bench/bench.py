@@ -22,7 +22,6 @@ from conformance.harness.engine import (
     Context,
     ContextSettings,
     HighLevel,
-    Library,
     Logits,
     Model,
     StateError,
@@ -177,7 +176,7 @@ class Bench:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.library = _library(setup.build)
+        self.library = builds.load(setup.build)
         self.model = Model(self.library, setup.model_path)
         self.census: ModelCensus = census_of_gguf(setup.model_path)
         self._context: Callable[[Model, ContextSettings], Context] = (
@@ -318,11 +317,6 @@ class Bench:
 
 
 @lru_cache(maxsize=1)
-def _library(build: str) -> Library:
-    return builds.load(build)
-
-
-@lru_cache(maxsize=1)
 def _process_for(_build: str) -> Child:
     return Child()
 
@@ -339,11 +333,6 @@ def measure(setup: Setup, body: Callable[[Bench, Any], Deviation], case: Any) ->
     before = bench.library.seconds
     deviation = body(bench, case)
     return Measurement(deviation, bench.library.seconds - before)
-
-
-def identify(build: str) -> dict[str, Any]:
-    """Load a build and say what it is."""
-    return asdict(_library(build).identity())
 
 
 def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:

@@ -81,7 +81,7 @@ def obtain(build: Published, folder: Path, tell: Tell) -> Path:
     code, said = _run(command, folder, tell)
     archives = [*folder.glob("*.whl"), *folder.glob("*.tgz")]
     if code or not archives:
-        raise BuildError(_no_such_version(build, said) or _refusal(str(build), said))
+        raise BuildError(_no_such_version(build, said) or _not_compiled(build, said) or _refusal(str(build), said))
     return archives[0]
 
 
@@ -143,6 +143,16 @@ def _no_such_version(build: Published, said: str) -> str | None:
     place = bisect.bisect_left(versions, Version(build.version), key=Version)
     nearest = versions[max(place - _NEIGHBOURS, 0) : place + _NEIGHBOURS]
     return f"build '{build}': {build.source} has no version {build.version} for this machine; the nearest are {', '.join(nearest)}"
+
+
+def _not_compiled(build: Published, said: str) -> str | None:
+    """That pip had the source and could not build it; None when that was not the trouble."""
+    if "Failed to build" not in said and "metadata-generation-failed" not in said:
+        return None
+    return (
+        f"build '{build}': pip could not compile it; it needs a C and a C++ compiler and cmake, and "
+        f"`pip wheel --no-deps {build.source.package}=={build.version}` shows what it says"
+    )
 
 
 def _refusal(what: str, said: str) -> str:

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,7 @@ _OPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_version": (_s, ()),
     "llama_n_ctx_seq": (_u, (_p,)),
     "llama_n_rs_seq": (_u, (_p,)),
+    "llama_model_n_embd_inp": (_i, (_p,)),
     "llama_state_seq_get_size_ext": (_z, (_p, _i, _u)),
     "llama_state_seq_get_data_ext": (_z, (_p, _p, _z, _i, _u)),
     "llama_state_seq_set_data_ext": (_z, (_p, _p, _z, _i, _u)),
@@ -131,9 +132,11 @@ class BuildIdentity:
         version: package and its version where the build came in one, else what `llama_version` says, else "unknown".
         package, package_version: the same apart, None where the build came in no package.
         build_number: llama.cpp's own, None where neither the package's version nor the library's name tells it.
+        release: llama.cpp's tag, else what `llama_version` says; None where neither is known.
         commit: what `ggml_commit` says, or "unknown".
         digest: SHA-256 over the names and bytes of the build's libraries, first 16 hex digits.
-        context_layout, model_layout: rows of `layouts.yaml` that the probe recognised.
+        context_layout, model_layout: rows of `layouts.yaml` that the probe recognised, or the header that was read.
+        vision_layout: the same of libmtmd's parameters; None where the build has no libmtmd, "unknown" where nothing fits.
         symbols: the optional functions that this build has.
 
     """
@@ -144,10 +147,12 @@ class BuildIdentity:
     package: str | None
     package_version: str | None
     build_number: int | None
+    release: str | None
     commit: str
     digest: str
     context_layout: str
     model_layout: str
+    vision_layout: str | None
     symbols: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -206,7 +211,8 @@ def find_library(reference: str) -> Path:
     )
 
 
-def _digest(library: Path) -> str:
+def digest_of(library: Path) -> str:
+    """SHA-256 over the names and bytes of a build's libraries, first 16 hex digits."""
     names = {library, *library.parent.glob("lib*llama*"), *library.parent.glob("libggml*")}
     total = hashlib.sha256()
     for path in sorted(p for p in names if p.is_file()):
@@ -299,10 +305,8 @@ class Library:
         }
         self._optional = frozenset(name for name in _OPTIONAL if hasattr(self._handle, name))
         for name, (result, arguments) in {**_REQUIRED, **{n: _OPTIONAL[n] for n in self._optional}}.items():
-            function = getattr(self._handle, name)
-            function.restype = result
-            function.argtypes = [structures[name] if argument is None else argument for argument in arguments]
-            setattr(self, name, _Timed(function, self._clock))
+            types = [structures[name] if argument is None else argument for argument in arguments]
+            setattr(self, name, self.timed(getattr(self._handle, name), result, types))
 
     def _recognise(self, struct: str) -> abi.Layout:
         function = getattr(self._handle, f"llama_{struct.removesuffix('_params')}_default_params")
@@ -314,6 +318,31 @@ class Library:
     def has(self, name: str) -> bool:
         """Whether the build has an optional function."""
         return name in self._optional
+
+    def companion(self, name: str, function: str) -> ctypes.CDLL | None:
+        """The library lib`name` that belongs to this build, by one of its functions: in this file, or beside it."""
+        if hasattr(self._handle, function):
+            return self._handle
+        found = [path for pattern in (f"lib{name}.so", f"lib{name}.so.*") for path in self.path.parent.glob(pattern)]
+        return ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_LOCAL) if found else None
+
+    def vision_layout(self) -> abi.Layout | None:
+        """The layout of libmtmd's parameters, None where the build has no libmtmd; BuildError where none is known."""
+        library = self.companion("mtmd", "mtmd_init_from_file")
+        if library is None:
+            return None
+        return abi.recognise("mtmd_context_params", abi.probe(library.mtmd_context_params_default), self.path)
+
+    def timed(self, function: Any, result: Any, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """A C function with its types, whose time counts towards `seconds`."""
+        function.restype, function.argtypes = result, list(arguments)
+        return _Timed(function, self._clock)
+
+    def log_here(self, library: ctypes.CDLL, *setters: str) -> None:
+        """Have a companion log here too, where it has such setters."""
+        for name in setters:
+            if hasattr(library, name):
+                getattr(library, name)(self._log_callback, None)
 
     def default_params(self, layout: abi.Layout, function: str) -> Any:
         """A params struct of the given layout, filled with the build's own defaults."""
@@ -348,6 +377,11 @@ class Library:
         def text(name: str) -> str:
             return (getattr(self, name)() or b"").decode() if self.has(name) else ""
 
+        try:
+            found = self.vision_layout()
+            vision = found.id if found else None
+        except BuildError:
+            vision = "unknown"
         origin = origin_of(self.path)
         packaged = f"{origin.package} {origin.version}" if origin.package else ""
         return BuildIdentity(
@@ -357,9 +391,11 @@ class Library:
             package=origin.package,
             package_version=origin.version,
             build_number=origin.build_number,
+            release=origin.release or text("llama_version") or None,
             commit=text("ggml_commit") or "unknown",
-            digest=_digest(self.path),
+            digest=digest_of(self.path),
             context_layout=self.context_layout.id,
             model_layout=self.model_layout.id,
+            vision_layout=vision,
             symbols=tuple(sorted(self._optional)),
         )

@@ -17,7 +17,7 @@ from typing import Any
 from conformance.harness.bench import FLOAT_TYPES, Acquaintance, Case, Floor, Setup, meet
 from conformance.harness.contract.load import Contract, load_specs
 from conformance.harness.contract.schema import Accept, Invariant, Profile
-from conformance.harness.engine import DecodeError, ModelError, StateError
+from conformance.harness.engine import BuildError, DecodeError, ModelError, StateError
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.measure.deviation import Deviation
 from conformance.harness.report.results import VERDICTS, Check, MeasuredCase, Verdict
@@ -122,7 +122,7 @@ def _judged(measured: Callable[[], Deviation], invariant: Invariant, acquaintanc
         return Outcome("SKIPPED", str(error))
     except NotDecidable as error:
         return Outcome("SKIPPED", str(error))
-    except (Undecided, BlobError) as error:
+    except (Undecided, BlobError, BuildError) as error:
         return Outcome("UNKNOWN", str(error))
     except Exception:
         return Outcome("UNKNOWN", f"the suite itself failed:\n{traceback.format_exc()}")

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from conformance.harness import builds
-from conformance.harness.bench import Acquaintance, Floor, Setup, identify, meet, try_on_device
+from conformance.harness.bench import Acquaintance, Floor, Setup, meet, try_on_device
 from conformance.harness.contract.census import GGUFError, census_of_gguf
 from conformance.harness.contract.known import BuildName, Known, match
 from conformance.harness.contract.load import Contract
@@ -226,7 +226,7 @@ def prepare(options: Options, contract: Contract) -> Session:
     with child_for([]) as child:
         try:
             builds.resolve(options.build)
-            identity: dict[str, Any] = child.call(identify, options.build, timeout=_FIRST_LOOK_SECONDS)
+            identity: dict[str, Any] = child.call(builds.identify, options.build, timeout=_FIRST_LOOK_SECONDS)
         except BuildError as error:
             raise UsageError(str(error)) from None
         except ChildDeath as death:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.harness import builds
-from conformance.harness.bench import Setup, identify
+from conformance.harness.bench import Setup
 from conformance.harness.engine import BuildError
 from conformance.harness.engine.child import ChildDeath
 from conformance.harness.exam.examination import SPECS, contract
@@ -42,7 +42,7 @@ def identified(reference: str) -> dict[str, Any]:
     builds.resolve(reference)
     with child_for([]) as child:
         try:
-            identity: dict[str, Any] = child.call(identify, reference, timeout=_IDENTIFY_SECONDS)
+            identity: dict[str, Any] = child.call(builds.identify, reference, timeout=_IDENTIFY_SECONDS)
         except ChildDeath as death:
             raise Died(str(death)) from None
     return identity
