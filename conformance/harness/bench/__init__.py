@@ -15,6 +15,7 @@ from .bench import (
     try_on_device,
 )
 from .case import FLOAT_TYPES, Case, Decode
+from .clock import decode_seconds
 
 __all__ = [
     "FLOAT_TYPES",
@@ -29,6 +30,7 @@ __all__ = [
     "Setup",
     "Tokens",
     "bench_of",
+    "decode_seconds",
     "measure",
     "meet",
     "try_on_device",

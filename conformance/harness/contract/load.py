@@ -15,7 +15,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from conformance.harness.contract.schema import Document, Documents, Entry, Family, Invariant, Profile, Profiles, Topic
+from conformance.harness.contract.entry import Entry
+from conformance.harness.contract.schema import Document, Documents, Family, Invariant, Profile, Profiles, Topic
 
 Shape = TypeVar("Shape", bound=Entry)
 _NO_TOPICS = ("documents.yaml", "profiles.yaml", "performance.yaml")
@@ -210,7 +211,11 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-_Loader.yaml_implicit_resolvers = {}
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads as the same."""
+
+
+_Loader.yaml_implicit_resolvers = _Dumper.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"~|null|", ["~", "n", ""]),
     ("bool", r"true|false", list("tf")),
@@ -218,6 +223,12 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", list("-+.0123456789")),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^({_pattern})$"), _first)
+
+
+def dump_yaml(content: Any) -> str:
+    """Plain mappings, lists and scalars as YAML that `load_file` reads as the same."""
+    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False)
+    return text
 
 
 class _Plain:

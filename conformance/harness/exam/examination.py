@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,27 @@ from .drawing import search
 
 SPECS = Path(__file__).parents[3] / "specs"
 _NOISE_FACTOR = 10
+_NOISE_RULES = ("bitwise", "within_floor", "beyond_floor")
 _PATIENCE = (
     40  # how many times the prefill time of its tokens a case may take beyond its timeout: a busy machine is no hang
 )
 
 
-def contract() -> Contract:
-    """What must hold: the specs of this checkout."""
-    return load_specs(SPECS, (*models.names(), *TRAINED))
+def contract(*, strict_timing: bool = False) -> Contract:
+    """What must hold: the specs of this checkout. With `strict_timing` what is measured alone is required too."""
+    loaded = load_specs(SPECS, (*models.names(), *TRAINED))
+    if not strict_timing:
+        return loaded
+    strict = {
+        id: invariant.model_copy(update={"required": True}) if invariant.alone else invariant
+        for id, invariant in loaded.invariants.items()
+    }
+    return replace(loaded, invariants=strict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case ended; `deviation` is None where nothing could be measured, `limit` the largest that passes."""
+    """How one case ended; `deviation` is None where nothing could be measured, `limit` the last one that passes."""
 
     verdict: Verdict
     reason: str | None = None
@@ -63,11 +71,7 @@ class Refuted(Exception):
 
 def floors_of(invariant: Invariant) -> tuple[Floor, ...]:
     """The kinds of noise that an invariant's rules are held against: none for counts, that of repeats for bits."""
-    rules = [
-        rule
-        for rule in (invariant.accept, invariant.accept_reordered)
-        if rule and rule.rule in ("bitwise", "within_floor")
-    ]
+    rules = [rule for rule in (invariant.accept, invariant.accept_reordered) if rule and rule.rule in _NOISE_RULES]
     return tuple(dict.fromkeys(rule.floor or "repeat" for rule in rules))
 
 
@@ -76,7 +80,7 @@ def measured_floor(accept: Accept, acquaintance: Acquaintance, case: Case | None
 
     Noise depends on flash attention: a case that names it is held against that noise, any other against the larger.
     """
-    if accept.rule in ("exact", "at_most"):
+    if accept.rule not in _NOISE_RULES:
         return 0.0
     flash = getattr(case, "flash_attn", None)
     noises = [
@@ -96,8 +100,18 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     accept = (deviation.reordered and invariant.accept_reordered) or invariant.accept
     floor = measured_floor(accept, acquaintance, case)
     limit = accept.limit(floor)
-    if accept.holds(deviation.value, floor):
+    estimate = deviation.estimate
+    if invariant.alone and estimate is None:
+        return Outcome("UNKNOWN", "a time without an interval tells nothing", deviation, floor, limit)
+    holds = estimate.lies_within(*accept.bounds(floor)) if estimate else accept.holds(deviation.value, floor)
+    if holds:
         return Outcome("PASS", None, deviation, floor, limit)
+    if estimate and holds is None:
+        reason = (
+            f"too noisy to tell: {deviation.value:.3g}, but {estimate.low:.3g} to {estimate.high:.3g} is possible, "
+            f"and the limit is {limit:.3g}"
+        )
+        return Outcome("UNKNOWN", reason, deviation, floor, limit)
     if not math.isfinite(floor):
         return Outcome("UNKNOWN", "the noise of this model under this build is not finite", deviation, floor, limit)
     place = f"{deviation.where}: " if deviation.where else ""
@@ -105,7 +119,8 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     if accept.rule == "bitwise" and 0 < deviation.value <= _NOISE_FACTOR * floor:
         reason = f"the build does not repeat itself bit for bit, so this cannot be told ({what})"
         return Outcome("UNKNOWN", reason, deviation, floor, limit)
-    return Outcome("FAIL", what or "not a finite number", deviation, floor, limit)
+    why = what or ("not a finite number" if deviation.value else "nothing deviates, where something must")
+    return Outcome("FAIL", why, deviation, floor, limit)
 
 
 def _judged(measured: Callable[[], Deviation], invariant: Invariant, acquaintance: Acquaintance, case: Case) -> Outcome:
@@ -132,12 +147,6 @@ def _badness(outcome: Outcome) -> tuple[int, float]:
     """Orders outcomes that did not pass: by verdict, then by how far they deviate."""
     value = outcome.deviation.value if outcome.deviation else 0.0
     return VERDICTS.index(outcome.verdict), math.inf if math.isnan(value) else value
-
-
-def _closeness(outcome: Outcome) -> tuple[float, float]:
-    """Orders outcomes that passed by how close they came to failing."""
-    assert outcome.deviation is not None
-    return outcome.deviation.value / outcome.limit if outcome.limit else 0.0, outcome.limit
 
 
 @dataclass
@@ -217,7 +226,13 @@ class Examination:
 
     @property
     def _closest(self) -> Outcome:
-        return max(self._passed, key=_closeness, default=Outcome("PASS"))
+        return max(self._passed, key=self._closeness, default=Outcome("PASS"))
+
+    def _closeness(self, outcome: Outcome) -> tuple[float, float]:
+        """Orders outcomes that passed by how close they came to failing."""
+        assert outcome.deviation is not None
+        share = outcome.deviation.value / outcome.limit if outcome.limit else 0.0
+        return -share if self.invariant.accept.wants_more else share, outcome.limit
 
     def _replayed(self, check: BoundCheck, recorded: Sequence[dict[str, Any]]) -> tuple[Case | None, Outcome]:
         """Run every recorded case; the worst outcome counts. A death of the build leaves out the rest."""
@@ -295,6 +310,8 @@ class Examination:
             detail["stderr"] = outcome.stderr
         if deviation:
             detail |= {"where": deviation.where, "expected": deviation.expected, "seen": deviation.seen}
+        if deviation and deviation.estimate:
+            detail["interval"] = [deviation.estimate.low, deviation.estimate.high]
         planned = Check.planned(self.invariant.id, self.model, self.invariant.title, self.invariant.required)
         return planned.settled(
             outcome.verdict,
@@ -303,6 +320,7 @@ class Examination:
             deviation=deviation.value if deviation else None,
             floor=outcome.floor,
             limit=outcome.limit,
+            wants_more=self.invariant.accept.wants_more,
             seconds=seconds,
             seconds_in_library=self._in_library,
             examples=sum(each.verdict != "SKIPPED" for each in self._outcomes.values()),
@@ -322,7 +340,18 @@ def replay_command(setup: Setup, reference: str, case: Case) -> str:
 
 def _keywords(values: dict[str, Any]) -> str:
     """Python keyword arguments; strings in double quotes, so that the whole fits into a shell's single ones."""
-    return ", ".join(f"{k}={json.dumps(v) if isinstance(v, str) else repr(v)}" for k, v in values.items())
+    return ", ".join(f"{name}={_literal(value)}" for name, value in values.items())
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        escaped = value.encode("unicode_escape").decode().replace('"', r"\"")
+        return f'"{escaped}"'
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(item)}' for key, item in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_literal, value))}]"
+    return repr(value)
 
 
 def replay(

@@ -181,6 +181,22 @@ class RestoresWearOut(_EditsOnLoad):
             values *= np.float32(0.9)
 
 
+class TakesTheLastRecurrentState(_EditsOnLoad):
+    """Takes the recurrent state that was saved last for that of the blob."""
+
+    _saved: ClassVar[SequenceState | None] = None
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        blob = super().save(sequence, flags)
+        TakesTheLastRecurrentState._saved = parse(blob.copy())
+        return blob
+
+    def _lie(self, state: SequenceState) -> None:
+        saved = self._saved.recurrent.layers if self._saved and self._saved.recurrent else ()
+        for layer, last in zip(state.recurrent.layers if state.recurrent else (), saved, strict=False):
+            layer.r.bytes[:], layer.s.bytes[:] = last.r.bytes, last.s.bytes
+
+
 class ContextSizeSticks(_EditsOnLoad):
     """Moves the values of the last attention layer one cell on where n_ctx is not that of the context that saved."""
 

@@ -20,7 +20,9 @@ from conformance.harness.report.results import VERDICTS, Check, Results, Verdict
 from conformance.harness.report.store import replace_file
 from conformance.harness.report.verdict import badness, has_failed
 from conformance.harness.report.wording import (
+    accepted,
     clipped,
+    estimated,
     figure,
     is_link,
     models_not_concerned,
@@ -204,12 +206,6 @@ def _deviation(value: float | None) -> str:
     return "bits differ" if 0 < value < sys.float_info.min else figure(value)
 
 
-def _limit(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return "exact only" if value == 0 else f"up to {figure(value)}"
-
-
 def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
 
@@ -234,7 +230,8 @@ def template(name: str) -> Template:
         words=_words,
         figure=figure,
         deviation=_deviation,
-        limit=_limit,
+        accepted=accepted,
+        estimated=estimated,
         duration=_duration,
         tally=_tally,
         strip=strip,

@@ -64,21 +64,27 @@ class Scale:
 
     def check(self, check: Check) -> Markup:
         """A check's deviation (a disc when it is accepted, a cross when not), limit and any floor above 0."""
-        accepted = check.verdict == "PASS" if check.limit is None else _within(check.deviation, check.limit)
-        return self._marks(check.deviation, accepted, check.limit, check.floor)
+        accepted = check.verdict == "PASS" if check.limit is None else check.accepts(check.deviation)
+        return self._marks(check.deviation, accepted, check.limit, check.floor, check.wants_more)
 
     def layer(self, row: LayerRow, limit: float | None) -> Markup:
         """A layer's deviation, accepted when its bits are equal or it is within the limit of its check."""
-        accepted = row.equal or bool(limit and _within(row.deviation, limit))
+        accepted = row.equal or bool(limit and row.deviation is not None and row.deviation <= limit)
         return self._marks(row.deviation, accepted, limit)
 
     def _marks(
-        self, deviation: float | None, accepted: bool, limit: float | None, floor: float | None = None
+        self,
+        deviation: float | None,
+        accepted: bool,
+        limit: float | None,
+        floor: float | None = None,
+        wants_more: bool = False,
     ) -> Markup:
         marks = []
         if limit is not None and not math.isnan(limit):
             edge = _EXACT if limit == 0 else self.x(limit)
-            marks.append(f'<path class="zone" d="M0 0h{edge:g}v{HEIGHT}h-{edge:g}z"/>')
+            begin, end = (edge, WIDTH - _END) if wants_more else (0, edge)
+            marks.append(f'<path class="zone" d="M{begin:g} 0H{end:g}v{HEIGHT}H{begin:g}z"/>')
             marks.append(f'<path class="limit" d="M{edge:g} 0v{HEIGHT}"/>')
         if floor:
             marks.append(f'<path class="floor" d="M{self.x(floor):g} {HEIGHT}l-4 -6h8z"/>')
@@ -127,10 +133,6 @@ class Ratios:
             marks.append(f'<path class="interval" d="M{low:g} 9H{high:g}"/>')
             marks.append(f'<path class="{kind}" d="M{x - 3:g} 9a3 3 0 1 0 6 0a3 3 0 1 0-6 0"/>')
         return _svg("".join(marks), "plot")
-
-
-def _within(deviation: float | None, limit: float) -> bool:
-    return deviation is not None and deviation <= limit
 
 
 def strip(rows: Sequence[LayerRow]) -> Markup:

@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.harness.report.results import VERDICTS, Check, NotApplicable, Results, Verdict
-from conformance.harness.report.wording import describe, models_not_concerned, models_not_run, printable, worst
+from conformance.harness.report.wording import (
+    describe,
+    estimated,
+    models_not_concerned,
+    models_not_run,
+    printable,
+    worst,
+)
 
 _STYLES: dict[Verdict, str] = {
     "PASS": "green",
@@ -31,6 +38,9 @@ def print_results(results: Results, console: Console) -> None:
     Readable at 80 columns and without colour; a wider terminal shows more of the titles. The last line is the verdict.
     """
     console.print(_table(results, console.width))
+    for check in results.checks:
+        if check.verdict == "PASS" and (figures := estimated(check)):
+            console.print(_text(f"measured: {check.id} on {check.model}: {figures}"))
     for (id, reason), models in _known(results.checks).items():
         console.print(_text(f"KNOWN {id} on {', '.join(models)}: {reason}"))
     for check in results.checks:
