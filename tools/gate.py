@@ -52,9 +52,10 @@ def main(
 
     try:
         report.mkdir(parents=True, exist_ok=True)
+        named = profile or contract().default_profile
         ask = Ask(
-            profile=profile or contract().default_profile,
-            models=tuple(model or fixtures_here()),
+            profile=named,
+            models=tuple(model or fixtures_here(named)),
             seed=seed,
             selected=selected,
             shard=_shard(shard),

@@ -15,15 +15,19 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from conformance.harness import builds
-from conformance.harness.builds import registries, store
-from conformance.harness.engine import BuildError, Library
+from conformance.harness.builds import description, registries, store
+from conformance.harness.engine import BuildError, Context, ContextSettings, EngineError, Library
 from conformance.harness.engine.child import Child, Crashed
 from conformance.harness.engine.origin import Origin, origin_of
+from fixtures import models
+from tools import builds as tool
 
 NPM = "@node-llama-cpp/linux-x64"
 
@@ -330,3 +334,73 @@ def test_a_library_that_ends_the_process_on_load_is_a_crash_with_its_signal(
     compiled(tmp_path, f"#include <stdlib.h>\n__attribute__((constructor)) static void on_load(void) {{ {body} }}")
     with Child() as child, pytest.raises(Crashed, match=how):
         child.call(builds.identify, str(tmp_path), timeout=60)
+
+
+def command(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(tool.app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_tool_lists_what_is_published_and_what_is_kept(index: Path, cache: Path) -> None:
+    assert command("fetch", "pypi:xllamacpp==2026.7.10068")[1].startswith(str(cache))
+    code, out, _ = command("list", "pypi:xllamacpp")
+    assert code == 0
+    assert out.splitlines()[1] == "    2026.8.10229, 2026.7.10068*, 2026.7.9873, 2026.4.8929"
+    rows = json.loads(command("list", "pypi:xllamacpp", "--json")[1])
+    assert rows[1] == {"build": "pypi:xllamacpp==2026.7.10068", "kept": True}
+    assert [row["kept"] for row in rows] == [False, True, False, False]
+    assert json.loads(command("list", "--kept", "--json")[1]) == [rows[1]]
+
+
+def test_the_tool_describes_the_bundled_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMA_CONFORMANCE_CACHE")
+    code, out, _ = command("describe", "--json")
+    (found,) = json.loads(out)
+    assert (code, found["runs"], found["reason"]) == (0, "DECODES", "")
+    assert found["identity"]["package"] == "llama-cpp-python"
+    assert found["identity"]["vision_layout"]
+    assert found["state_format"].startswith("F")
+
+
+def test_a_build_that_dies_or_refuses_is_described_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMA_CONFORMANCE_CACHE")
+    compiled(tmp_path, "__attribute__((constructor)) static void on_load(void) { __builtin_trap(); }")
+    code, out, _ = command("describe", str(tmp_path), "--json")
+    (found,) = json.loads(out)
+    assert (code, found["runs"], found["identity"]) == (1, "CRASH", None)
+    assert found["reason"] == "on load: was killed (SIGILL)"
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    refused = builds.describe("bundled", broken)
+    assert refused.runs == "REFUSED"
+    assert "refused to load" in refused.reason
+    assert refused.identity
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("describe", "/nowhere"), "no such folder"),
+        (("describe", "--model", "nothing"), "nothing"),
+        (("fetch", "pypi:xllamacpp==1.0"), "has no version 1.0 for this machine; the nearest are 2026.4.8929"),
+        (("list", "pypi:torch"), "builds are not taken from there"),
+    ],
+)
+def test_the_tool_refuses_in_one_line(index: Path, arguments: tuple[str, ...], problem: str) -> None:
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert problem in err.splitlines()[-1]
+
+
+def test_logits_that_tell_nothing_and_keys_of_another_type_are_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMA_CONFORMANCE_CACHE")
+    path, usual = models.path("qwen3-mini"), Context.decode
+    with monkeypatch.context() as patched:
+        patched.setattr(Context, "decode", lambda *a, **k: np.zeros_like(usual(*a, **k)))
+        with pytest.raises(EngineError, match="not finite, or the same for every token"):
+            description.decode("bundled", path)
+    monkeypatch.setattr(
+        description, "ContextSettings", lambda n_ctx, type_k: ContextSettings(n_ctx=n_ctx, type_k="f16")
+    )
+    with pytest.raises(EngineError, match="asked for f32 keys, the saved state holds f16"):
+        description.decode("bundled", path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.harness import builds
+from conformance.harness.arms.reading import Reader, encoder_of
+from conformance.harness.arms.reference import AgentReference
+from conformance.harness.arms.replay import ArmParts
+from conformance.harness.arms.terminal_slot import place
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
 from conformance.harness.contract.schema import Kind
 from conformance.harness.engine import (
@@ -24,14 +29,17 @@ from conformance.harness.engine import (
     HighLevel,
     Logits,
     Model,
+    ModelError,
     StateError,
     StateFlags,
+    Vision,
     has_high_level,
+    has_vision,
 )
 from conformance.harness.engine.child import Child
 from conformance.harness.faults import FAULTS
 from conformance.harness.measure.deviation import Deviation, nmse, of_layers, of_logits
-from conformance.harness.measure.kld import Scores
+from conformance.harness.measure.kld import Scores, surprise
 from conformance.harness.precision.emulation import layer_map
 from conformance.harness.precision.reference import Reference
 from conformance.harness.precision.scoring import Arm, Scorer
@@ -73,7 +81,10 @@ _VARIANTS: dict[Floor, tuple[dict[str, int], ...]] = {
 
 @dataclass(frozen=True)
 class Noise:
-    """How far runs lie apart that should agree: NMSE of logits, and NMSE of the worst layer of the state."""
+    """How far runs lie apart that should agree: NMSE of logits, and NMSE of the worst layer of the state.
+
+    The latter is infinite where no state of the model can be read.
+    """
 
     logits: float
     state: float
@@ -184,6 +195,8 @@ class Bench:
             FAULTS[setup.fault].context if setup.fault else Context
         )
         self.reference = FAULTS[setup.fault].reference if setup.fault else Reference()
+        self.agent = FAULTS[setup.fault].agent if setup.fault else AgentReference()
+        self.arm_parts = FAULTS[setup.fault].arm_parts if setup.fault else ArmParts()
         self._exact: dict[tuple[bytes, int], Logits] = {}
         self._scores: dict[tuple[bytes, int, Arm], Scores] = {}
         self._cold: dict[tuple[ContextSettings, tuple[bytes, ...]], Logits] = {}
@@ -269,13 +282,20 @@ class Bench:
         """An image of width x height embeddings at a position: all share t, y and x count from it, z is 0.
 
         The embeddings are normal noise, which costs no vision encoder. What follows goes to position + max(width, height).
-        Positions are laid out as libmtmd does (tools/mtmd/mtmd.cpp).
         """
-        n = width * height
-        embeddings = np.random.default_rng(seed).standard_normal((n, self.model.n_embd), np.float32)
-        y, x = np.divmod(np.arange(n, dtype=np.int32), np.int32(width))
-        t = np.full(n, position, np.int32)
-        return embeddings, np.stack([t, position + y, position + x, np.zeros(n, np.int32)])
+        embeddings = np.random.default_rng(seed).standard_normal((width * height, self.model.n_embd_inp), np.float32)
+        return embeddings, place(width, height, position)
+
+    @cached_property
+    def vision(self) -> Vision:
+        """The vision tower of a fixture model that has one."""
+        name = models.projector(self.setup.model)
+        assert name is not None
+        return Vision(self.model, models.path(name), n_threads=self.setup.n_threads)
+
+    def reader(self, *, pixels: bool = False) -> Reader:
+        """Reads transcripts: screenshots are noise, or `pixels` that went through the vision tower."""
+        return Reader(self.model, self.arm_parts.embeddings(encoder_of(self.vision)) if pixels else None)
 
     @property
     def layers(self) -> LayerMap | None:
@@ -327,7 +347,9 @@ class Bench:
         return window is not None and n_tokens > window
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model and what reads images for it."""
+        if "vision" in vars(self):
+            self.vision.close()
         self.model.close()
 
 
@@ -359,14 +381,14 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
     room = max(min(1024, bench.model.n_ctx_train) - _FLOOR_ROWS, 1)
     text, end = bench.texts(0, min(max(int(speed * _FLOOR_SECONDS), fewest), most, room), _FLOOR_ROWS)
 
-    def run(flash: Flash, *, end_calls: int = 1, **variant: int) -> tuple[Logits, SequenceState]:
+    def run(flash: Flash, *, end_calls: int = 1, **variant: int) -> tuple[Logits, SequenceState | None]:
         settings = ContextSettings(n_threads=setup.n_threads, flash_attn=flash).changed(**variant)
         with bench._context(bench.model, settings) as context:
             if settings.n_seq_max > 1:
                 context.decode(end[:_NEIGHBOUR_TOKENS], sequence=1, outputs="none")
             context.decode(text, outputs="none")
             logits = [context.decode(part, outputs="all") for part in np.split(end, end_calls)]
-            return np.concatenate(logits), bench.state(context.save())
+            return np.concatenate(logits), _readable(bench, context.save())
 
     measured: dict[tuple[Floor, Flash], Noise] = {}
     flashes: tuple[Flash, ...] = ("off", "on")
@@ -376,10 +398,10 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
             others = [run(flash, **variant) for variant in _VARIANTS[floor]]
             measured[floor, flash] = Noise(
                 max(of_logits(other, logits).value for other, _ in others),
-                max(of_layers(compare(state, other, by_position=True)).value for _, other in others),
+                max(_apart(other, state) for _, other in others),
             )
     return Acquaintance(
-        kinds=_kinds(bench.model),
+        kinds=memory_kinds(bench.model),
         capabilities=frozenset(_capabilities(bench)),
         floors=measured,
         prefill_tokens_per_second=speed,
@@ -388,7 +410,22 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
     )
 
 
-def _kinds(model: Model) -> frozenset[Kind]:
+def _readable(bench: Bench, blob: Blob) -> SequenceState | None:
+    """The state in a blob, None where its format is not known here."""
+    try:
+        return bench.state(blob)
+    except BlobError:
+        return None
+
+
+def _apart(state: SequenceState | None, expected: SequenceState | None) -> float:
+    """The worst layer's deviation, cells compared by position; infinite where a state cannot be read."""
+    if state is None or expected is None:
+        return math.inf
+    return of_layers(compare(expected, state, by_position=True)).value
+
+
+def memory_kinds(model: Model) -> frozenset[Kind]:
     """What memory the build gives a model."""
     kinds: set[Kind] = {"recurrent"} if model.is_recurrent else {"attention"}
     if model.is_hybrid:
@@ -429,6 +466,8 @@ def _capabilities(bench: Bench) -> list[str]:
         found.append("partial_state")
     if bench.model.positions_per_embedding > 1:
         found.append("multi_dimensional_positions")
+    if has_vision(bench.library) and models.projector(bench.setup.model):
+        found.append("images")
     with bench.context(ContextSettings(n_ctx=256, n_rs_seq=2)) as context:
         if context.can_shift:
             found.append("can_shift")
@@ -436,7 +475,19 @@ def _capabilities(bench: Bench) -> list[str]:
             found.append("rollback")
     if _expects_text(bench):
         found.append("trained_weights")
+    if _makes_context(bench, ContextSettings(n_ctx=256, flash_attn="on", type_k="q4_0", type_v="q4_0", kv_tail=64)):
+        found.append("native_tail")
+    if _makes_context(bench, ContextSettings(n_ctx=256, flash_attn="on", type_k="kvarn4", type_v="kvarn4")):
+        found.append("native_kvarn")
     return found
+
+
+def _makes_context(bench: Bench, settings: ContextSettings) -> bool:
+    try:
+        bench.context(settings).close()
+    except ModelError:
+        return False
+    return True
 
 
 def _expects_text(bench: Bench) -> bool:
@@ -445,10 +496,8 @@ def _expects_text(bench: Bench) -> bool:
         return False
     text = bench.real_text(0, _TEXT_TOKENS)
     with bench.context(ContextSettings(n_ctx=256)) as context:
-        logits = context.decode(text, outputs="all")[:-1].astype(np.float64)
-    logits -= logits.max(axis=1, keepdims=True)
-    surprise = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), text[1:]]
-    return bool(surprise.mean() < _TRAINED_SHARE * np.log(bench.model.n_vocab))
+        logits = context.decode(text, outputs="all")[:-1]
+    return bool(surprise(logits, text[1:]).mean() < _TRAINED_SHARE * np.log(bench.model.n_vocab))
 
 
 @lru_cache(maxsize=8)

@@ -18,7 +18,7 @@ class Subject:
     means ``attention`` and ``recurrent`` together, and a ``sliding_window`` is a kind of ``attention``.
     ``capabilities`` are known to be there, ``unknown_capabilities`` could not be found out, all others are known to be
     missing. ``kinds`` is None when the model's architecture is not known here. ``is_fixture`` is False for a model that
-    the user brought. One that is ``only_named`` is examined where an invariant names it, and not where one says "all".
+    the user brought, or that ``is_made`` for its architecture. One that is ``only_named`` is examined where an invariant names it, and not where one says "all".
     """
 
     name: str
@@ -28,6 +28,7 @@ class Subject:
     unknown_capabilities: frozenset[str] = field(default_factory=frozenset)
     is_fixture: bool = True
     only_named: bool = False
+    is_made: bool = False
 
     def __post_init__(self) -> None:
         if self.kinds is None:

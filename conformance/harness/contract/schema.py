@@ -33,6 +33,9 @@ Capability = Literal[
     "trained_weights",
     "high_level",
     "other_build",
+    "native_tail",
+    "native_kvarn",
+    "images",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -53,6 +56,9 @@ CAPABILITIES: dict[Capability, str] = {
     "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
     "other_build": "a second build to exchange states with, as tools.gate has",
+    "native_tail": "a precision tail of the build's own",
+    "native_kvarn": "KVarN cache types of the build's own",
+    "images": "images through libmtmd and a vision tower (mmproj)",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 
@@ -158,13 +164,15 @@ class Profile(Entry):
     """How long a run may look: one of the named effort levels.
 
     ``shrink_seconds`` bounds the search for a smaller failing case, ``example_timeout_seconds`` a single drawn case and
-    ``check_timeout_seconds`` one invariant on one model with all its cases.
+    ``check_timeout_seconds`` one invariant on one model with all its cases. ``architectures`` names the profile whose
+    number of cases a model gets that was made for its architecture; where it is named, the run sweeps all architectures.
     """
 
     purpose: Line
     shrink_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False, description="seconds, 0 or more")]
     example_timeout_seconds: Seconds
     check_timeout_seconds: Seconds
+    architectures: Line | None = None
 
 
 class Profiles(Entry):
@@ -177,6 +185,9 @@ class Profiles(Entry):
     def _default_exists(self) -> Profiles:
         if self.default not in self.profiles:
             raise wrong(f"no profile {self.default!r}", f"choose the default from {', '.join(self.profiles)}")
+        for profile in self.profiles.values():
+            if profile.architectures is not None and profile.architectures not in self.profiles:
+                raise wrong(f"no profile {profile.architectures!r}", f"choose from {', '.join(self.profiles)}")
         return self
 
 
@@ -428,7 +439,7 @@ class Builds(Entry):
     """
 
     build_number: Range | None = None
-    packages: dict[str, Range] = {}
+    packages: dict[str, Range] = Field(default_factory=dict)
     digests: Annotated[tuple[str, ...], AfterValidator(_distinct), Field(description="a list of digests")] = ()
 
     @model_validator(mode="after")

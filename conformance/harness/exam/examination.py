@@ -340,7 +340,18 @@ def replay_command(setup: Setup, reference: str, case: Case) -> str:
 
 def _keywords(values: dict[str, Any]) -> str:
     """Python keyword arguments; strings in double quotes, so that the whole fits into a shell's single ones."""
-    return ", ".join(f"{k}={json.dumps(v) if isinstance(v, str) else repr(v)}" for k, v in values.items())
+    return ", ".join(f"{name}={_literal(value)}" for name, value in values.items())
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        escaped = value.encode("unicode_escape").decode().replace('"', r"\"")
+        return f'"{escaped}"'
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(item)}' for key, item in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_literal, value))}]"
+    return repr(value)
 
 
 def replay(

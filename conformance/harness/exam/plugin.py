@@ -59,6 +59,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="examine this GGUF, or the fixture model of this name, instead of all fixture models; may be repeated",
     )
     group.addoption(
+        "--arch",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="examine a tiny model of this architecture, made on the spot, instead of all fixture models; 'all' for every "
+        "recurrent, hybrid and sliding-window architecture of the build; may be repeated",
+    )
+    group.addoption(
         "--profile", default=None, metavar="NAME", help="how long to look: smoke, standard (default) or deep"
     )
     group.addoption(
@@ -162,6 +170,7 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
     return Options(
         build=str(Path(build).expanduser().resolve()) if Path(build).expanduser().exists() else build,
         models=tuple(config.option.model),
+        architectures=tuple(config.option.arch),
         profile=profile,
         report=report,
         seed=config.option.seed,
@@ -408,6 +417,14 @@ class _Controller:
             line += f" (for example {id} on {model}: {note})"
         return [line]
 
+    def _sweep_notes(self) -> list[str]:
+        """Which architectures were not swept, in one line."""
+        unmade = self._session.unmade
+        if not unmade:
+            return []
+        reasons = "; ".join(f"{arch} ({reason})" for arch, reason in unmade.items())
+        return [f"{len(unmade)} architectures were not swept, since no model of them could be made: {reasons}"]
+
     def pytest_report_header(self) -> list[str]:
         identity, options = self._session.identity, self._session.options
         return [
@@ -495,6 +512,7 @@ class _Controller:
             self._writer.problems.append("the run was interrupted; run it again")
         self._notes += waiver_notes(self._waivers, self._checks, self._kinds, self._today)
         self._notes += self._budget_notes()
+        self._notes += self._sweep_notes()
         try:
             write_report(self._writer.results(self._notes), self._session.options.report)
         except ReportError as error:
