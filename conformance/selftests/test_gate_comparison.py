@@ -128,6 +128,16 @@ def test_a_regression_one_way_is_a_repair_the_other_way(checks: tuple[Check, Che
     assert (classify(before, after)[0] == "regression") == (classify(after, before)[0] == "fixed")
 
 
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 0.9))
+def test_where_more_is_better_less_is_a_regression(before: float, after: float, limit: float) -> None:
+    def check(value: float) -> Check:
+        verdict: Verdict = "PASS" if value >= limit else "FAIL"
+        return planned().settled(verdict, reason="too little", deviation=value, floor=0.0, limit=limit, wants_more=True)
+
+    expected = {(True, True): "pass", (True, False): "regression", (False, True): "fixed", (False, False): "known"}
+    assert classify(check(before), check(after))[0] == expected[before >= limit, after >= limit]
+
+
 @given(ANY, ANY)
 def test_an_excuse_changes_nothing(before: Check, after: Check) -> None:
     def excused(check: Check) -> Check:

@@ -25,6 +25,7 @@ from .suite import Ask
 Cases = Sequence[dict[str, Any]]
 BOTH_BUILDS = "other_build"
 _SECOND_LOOKS = ("regression", "crash", "timeout", "fixed")
+_PATIENCE = 3.0  # times the profile's timeout: a machine with other work is no hang
 _MOST_LOOKS = 40  # more differences than that are no accident
 
 
@@ -96,6 +97,7 @@ class Looks:
             assert beside is not None
             known = known and known.beside(beside)
         assert known is not None
+        profile = self._contract.profile(self._ask.profile)
         return Examination(
             setup=Setup(
                 side.reference,
@@ -106,7 +108,7 @@ class Looks:
             ),
             model=model,
             invariant=self._contract[id],
-            profile=self._contract.profile(self._ask.profile),
+            profile=profile.model_copy(update={"example_timeout_seconds": _PATIENCE * profile.example_timeout_seconds}),
             examples=len(cases),
             seed=self._ask.seed,
             acquaintance=known,

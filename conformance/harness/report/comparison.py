@@ -241,7 +241,8 @@ def _by_deviation(baseline: Check, candidate: Check) -> tuple[Outcome, str]:
     """Of two checks that were measured to their end: by the cases that both measured."""
     befores, afters = _measured(baseline), _measured(candidate)
     common = [(befores[case], afters[case]) for case in afters if case in befores]
-    changes = [_change(*both) for both in common]
+    sign = -1 if candidate.wants_more else 1
+    changes = [_change(*both, sign) for both in common]
     refused = _refusals(baseline, candidate)
     failing_before, failing = (sum(side in change for change in changes) for side in ("before", "after"))
     told = f"{failing} of {len(common)} cases fail, {failing_before} before{refused}"
@@ -251,12 +252,12 @@ def _by_deviation(baseline: Check, candidate: Check) -> tuple[Outcome, str]:
     if failing:
         old, new = max(
             (both for both, change in zip(common, changes, strict=True) if change == {"after"}),
-            key=lambda both: _value(both[1]),
+            key=lambda both: _value(both[1], sign),
         )
-        limit, floor = max(_limit(old), _limit(new)), max(old.floor or 0.0, new.floor or 0.0)
+        limit, floor = _joint(old, new, sign)
         return "regression", (
             f"deviation {figure(new.deviation)}, before {figure(old.deviation)}; floor of both {figure(floor)}, "
-            f"accepted up to {figure(limit)} ({told}): {_said(candidate)}"
+            f"accepted {'from' if candidate.wants_more else 'up to'} {figure(abs(limit))} ({told}): {_said(candidate)}"
         )
     if alone or "edge" in {word for change in changes for word in change}:
         why = "in cases that the baseline refuses" if alone else "by less than the noise beyond the baseline"
@@ -280,24 +281,29 @@ def _measured(check: Check) -> dict[str, MeasuredCase]:
     }
 
 
-def _change(before: MeasuredCase, after: MeasuredCase) -> set[str]:
-    """Which of both builds deviates beyond the larger limit; "edge" where that is one, by less than the noise."""
-    limit, floor = max(_limit(before), _limit(after)), max(before.floor or 0.0, after.floor or 0.0)
-    beyond = {name for name, case in (("before", before), ("after", after)) if _value(case) > limit}
-    if len(beyond) == 1 and not abs(_value(after) - _value(before)) > floor:
+def _change(before: MeasuredCase, after: MeasuredCase, sign: int) -> set[str]:
+    """Which of both builds deviates beyond the wider limit; "edge" where only the candidate does, by less than the noise.
+
+    `sign` is -1 where more is better.
+    """
+    limit, floor = _joint(before, after, sign)
+    beyond = {name for name, case in (("before", before), ("after", after)) if _value(case, sign) > limit}
+    if len(beyond) == 1 and not abs(_value(after, sign) - _value(before, sign)) > floor:
         return {"edge"} if beyond == {"after"} else set()
     return beyond
 
 
-def _value(case: MeasuredCase) -> float:
+def _joint(before: MeasuredCase, after: MeasuredCase, sign: int) -> tuple[float, float]:
+    """The wider limit and the larger floor of both builds."""
+    limits = [sign * case.limit if case.limit is not None else 0.0 for case in (before, after)]
+    return max(limit if math.isfinite(limit) else 0.0 for limit in limits), max(before.floor or 0.0, after.floor or 0.0)
+
+
+def _value(case: MeasuredCase, sign: int) -> float:
+    """What a case deviates by, more always being worse."""
     if case.deviation is None:
-        return 0.0 if case.verdict == "PASS" else math.inf
-    return math.inf if math.isnan(case.deviation) else case.deviation
-
-
-def _limit(case: MeasuredCase) -> float:
-    limit = case.limit or 0.0
-    return limit if math.isfinite(limit) else 0.0
+        return -math.inf if case.verdict == "PASS" else math.inf
+    return math.inf if math.isnan(case.deviation) else sign * case.deviation
 
 
 def _refusals(baseline: Check, candidate: Check) -> str:
