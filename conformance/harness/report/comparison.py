@@ -328,21 +328,25 @@ _DIRECTIONS = {
 }
 
 
-def fates(pairs: Iterable[Pair]) -> dict[str, str]:
-    """For each direction what became of the states that one build saved and the other loaded, over all models."""
-    told: dict[str, str] = {}
-    for id, pairs_of in by_id(pairs):
-        if id in _DIRECTIONS:
-            models: dict[str, list[str]] = {}
-            for pair in pairs_of:
-                models.setdefault(pair.reason if pair.outcome == "pass" else pair.outcome.upper(), []).append(
-                    pair.model
-                )
-            told[_DIRECTIONS[id]] = ", ".join(
-                f"{fate} on all {len(names)} models" if len(models) == 1 else f"{fate} on {', '.join(names)}"
-                for fate, names in models.items()
-            )
+def _models_by_fate(pairs: Iterable[Pair]) -> dict[str, dict[str, list[str]]]:
+    """For each direction the models by what became of the states that one build saved and the other loaded."""
+    told: dict[str, dict[str, list[str]]] = {}
+    for id, group in by_id(pairs):
+        for pair in group if id in _DIRECTIONS else ():
+            fate = pair.reason if pair.outcome == "pass" else pair.outcome.upper()
+            told.setdefault(_DIRECTIONS[id], {}).setdefault(fate, []).append(pair.model)
     return told
+
+
+def fates(pairs: Iterable[Pair]) -> dict[str, str]:
+    """For each direction what became of the states that one build saved and the other loaded, in words."""
+    return {
+        direction: ", ".join(
+            f"{fate} on all {len(names)} models" if len(models) == 1 else f"{fate} on {', '.join(names)}"
+            for fate, names in models.items()
+        )
+        for direction, models in _models_by_fate(pairs).items()
+    }
 
 
 def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison:
@@ -371,7 +375,10 @@ def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison
         ),
         *_tally({name: count for name, count in counts.items() if name not in ("fixed", "known")}),
         *(f"speed and size: {', '.join(_tally(speeds))}" for speeds in [speeds] if speeds),
-        *(f"{what}: {how}" for what, how in comparison.states.items()),
+        *(
+            f"{direction}: {', '.join(f'{fate} on {len(names)}' for fate, names in models.items())}"
+            for direction, models in _models_by_fate(comparison.pairs).items()
+        ),
     ]
     line = f"{opening}{': ' if code == 0 else '; '}{'; '.join(parts)}" if parts else opening
     answer = Answer(exit_code=code, line=line, counts={name: counts[name] for name in OUTCOMES})
