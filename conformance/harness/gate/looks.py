@@ -74,7 +74,11 @@ class Looks:
 
     def confirmed(self, pairs: Sequence[Pair]) -> list[Pair]:
         """The pairs; each that shows a difference is looked at again, on both builds and alone, and says what came of it."""
-        doubtful = [pair for pair in pairs if pair.outcome in _SECOND_LOOKS and pair.baseline and pair.candidate]
+        doubtful = [
+            pair
+            for pair in pairs
+            if pair.outcome in _SECOND_LOOKS and pair.baseline and pair.candidate and self._common(pair.model)
+        ]
         sides = [(side, self._child()) for side in (self.baseline, self.candidate)]
         again = {(pair.id, pair.model): self._again(pair, sides) for pair in doubtful[:_MOST_LOOKS]}
         return [again.get((pair.id, pair.model), pair) for pair in pairs]
