@@ -138,14 +138,25 @@ def test_where_more_is_better_less_is_a_regression(before: float, after: float, 
     assert classify(check(before), check(after))[0] == expected[before >= limit, after >= limit]
 
 
-@given(ANY, ANY)
-def test_an_excuse_changes_nothing(before: Check, after: Check) -> None:
-    def excused(check: Check) -> Check:
-        return (
-            check.excuse("upstream #1", "known.yaml:1", "https://example.org/1") if check.verdict != "PASS" else check
-        )
+def excused(check: Check) -> Check:
+    return check.excuse("upstream #1", "known.yaml:1", "https://example.org/1") if check.verdict != "PASS" else check
 
-    assert classify(excused(before), excused(after))[0] == classify(before, after)[0]
+
+@given(ANY, ANY)
+def test_an_excuse_changes_nothing_but_a_new_crash(before: Check, after: Check) -> None:
+    outcome = classify(before, after)[0]
+    expected = "known" if outcome in ("crash", "timeout") else outcome
+    assert classify(excused(before), excused(after))[0] == expected
+
+
+@pytest.mark.parametrize("verdict", ["CRASH", "TIMEOUT"])
+def test_a_new_crash_that_is_known_does_not_block_and_is_told(verdict: Verdict) -> None:
+    pair = pair_of(measured([0.0], 1e-9), excused(ended(verdict)))
+    assert (pair.outcome, pair.blocks) == ("known", False)
+    answer = answered(comparison([pair])).answer
+    assert answer.exit_code == 0
+    assert "new and known crashes: RP-01" in answer.line
+    assert "upstream #1" in pair.reason
 
 
 @given(ANY, ANY)

@@ -38,13 +38,14 @@ MEANINGS: Mapping[Outcome, str] = {
     "pass": "holds on both builds, or the difference is within the noise of one of them",
     "fixed": "fails on the baseline and holds on the candidate",
     "new": "only the candidate offers what it needs",
-    "known": "fails on both builds: it stays broken",
+    "known": "fails on both builds: it stays broken; or the candidate ends its process as a known failure does",
     "removed": "only the baseline offers what it needs",
     "unknown": "could not be decided on the candidate, or it fails there and the baseline could not be decided",
     "timeout": "the candidate gives no answer in time where the baseline gave one",
     "regression": "holds on the baseline, and deviates on the candidate by more than the noise of both allows",
     "crash": "the candidate ends its process where the baseline did not",
 }
+NEW_AND_KNOWN = "new with the candidate"
 _BLOCKING = ("regression", "crash", "timeout", "unknown", "removed")
 _DEATHS = ("CRASH", "TIMEOUT")
 
@@ -208,7 +209,8 @@ def _said(check: Check) -> str:
 def classify(baseline: Check | None, candidate: Check | None, absence: str = "") -> tuple[Outcome, str]:
     """What became of one check on one model, and why.
 
-    Excuses do not count: an entry that knows the candidate's failure makes a regression no better. Cases that both
+    An entry that knows the candidate's failure makes a regression no better: a wrong answer is silent. A crash or a
+    timeout is loud, and one that an entry describes is known even where the baseline had none. Cases that both
     builds measured are held against the larger of their limits, so noise of either build is no difference.
     """
     if candidate is None:
@@ -216,12 +218,14 @@ def classify(baseline: Check | None, candidate: Check | None, absence: str = "")
     after = shown(candidate)
     if after in ("UNKNOWN", "SKIPPED"):
         return "unknown", _said(candidate)
+    before = shown(baseline) if baseline else None
+    if after in _DEATHS and before not in _DEATHS and candidate.detail.excused:
+        return "known", f"{NEW_AND_KNOWN}, {candidate.reason}"
     if baseline is None:
         if after in _DEATHS:
             return ("crash" if after == "CRASH" else "timeout"), f"new with the candidate: {_said(candidate)}"
         failing = "" if after == "PASS" else f", and it fails: {_said(candidate)}"
         return "new", f"the baseline does not offer it: {absence}{failing}"
-    before = shown(baseline)
     if after in _DEATHS:
         if before in _DEATHS:
             return "known", f"{before} before, {after} now: {_said(candidate)}"
@@ -392,6 +396,10 @@ def _tally(counts: Mapping[Outcome, int]) -> list[str]:
 
 def _with(comparison: Comparison, outcome: Outcome) -> list[Pair]:
     return [pair for pair in comparison.pairs if pair.outcome == outcome]
+
+
+def _new_and_known(comparison: Comparison) -> list[Pair]:
+    return [pair for pair in _with(comparison, "known") if pair.reason.startswith(NEW_AND_KNOWN)]
 
 
 def _ids(pairs: Iterable[Pair]) -> list[str]:
