@@ -45,7 +45,7 @@ MEANINGS: Mapping[Outcome, str] = {
     "regression": "holds on the baseline, and deviates on the candidate by more than the noise of both allows",
     "crash": "the candidate ends its process where the baseline did not",
 }
-NEW_AND_KNOWN = "new with the candidate"
+_NEW_AND_KNOWN = "new with the candidate"
 _BLOCKING = ("regression", "crash", "timeout", "unknown", "removed")
 _DEATHS = ("CRASH", "TIMEOUT")
 
@@ -220,7 +220,7 @@ def classify(baseline: Check | None, candidate: Check | None, absence: str = "")
         return "unknown", _said(candidate)
     before = shown(baseline) if baseline else None
     if after in _DEATHS and before not in _DEATHS and candidate.detail.excused:
-        return "known", f"{NEW_AND_KNOWN}, {candidate.reason}"
+        return "known", f"{_NEW_AND_KNOWN}, {candidate.reason}"
     if baseline is None:
         if after in _DEATHS:
             return ("crash" if after == "CRASH" else "timeout"), f"new with the candidate: {_said(candidate)}"
@@ -370,19 +370,17 @@ def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison
         code, opening = 1, f"MAY NOT UPGRADE: {in_short(_named(blocking))}"
     else:
         code, opening = 0, "MAY UPGRADE"
-    parts = [
-        *(f"fixed: {in_short(_named(fixed))}" for fixed in [_with(comparison, "fixed")] if fixed),
-        *(
-            f"still broken: {len(broken)} ({in_short(_ids(broken))})"
-            for broken in [_with(comparison, "known")]
-            if broken
-        ),
-        *_tally({name: count for name, count in counts.items() if name not in ("fixed", "known")}),
-        *(f"speed and size: {', '.join(_tally(speeds))}" for speeds in [speeds] if speeds),
-        *(
-            f"{direction}: {', '.join(f'{fate} on {len(names)}' for fate, names in models.items())}"
-            for direction, models in _models_by_fate(comparison.pairs).items()
-        ),
+    fixed, known = (_with(comparison, outcome) for outcome in ("fixed", "known"))
+    new = [pair for pair in known if pair.reason.startswith(_NEW_AND_KNOWN)]
+    broken = [pair for pair in known if pair not in new]
+    parts = [f"fixed: {in_short(_named(fixed))}"] if fixed else []
+    parts += [f"new and known crashes: {in_short(_ids(new))}"] if new else []
+    parts += [f"still broken: {len(broken)} ({in_short(_ids(broken))})"] if broken else []
+    parts += _tally({name: count for name, count in counts.items() if name not in ("fixed", "known")})
+    parts += [f"speed and size: {', '.join(_tally(speeds))}"] if speeds else []
+    parts += [
+        f"{direction}: {', '.join(f'{fate} on {len(names)}' for fate, names in models.items())}"
+        for direction, models in _models_by_fate(comparison.pairs).items()
     ]
     line = f"{opening}{': ' if code == 0 else '; '}{'; '.join(parts)}" if parts else opening
     answer = Answer(exit_code=code, line=line, counts={name: counts[name] for name in OUTCOMES})
@@ -394,12 +392,8 @@ def _tally(counts: Mapping[Outcome, int]) -> list[str]:
     return [f"{counts[name]} {name}" for name in OUTCOMES if counts.get(name)]
 
 
-def _with(comparison: Comparison, outcome: Outcome) -> list[Pair]:
+def _with(comparison: Comparison, outcome: str) -> list[Pair]:
     return [pair for pair in comparison.pairs if pair.outcome == outcome]
-
-
-def _new_and_known(comparison: Comparison) -> list[Pair]:
-    return [pair for pair in _with(comparison, "known") if pair.reason.startswith(NEW_AND_KNOWN)]
 
 
 def _ids(pairs: Iterable[Pair]) -> list[str]:
@@ -452,4 +446,6 @@ def amount(value: float | None, unit: str) -> str:
         return "-"
     if unit == "s":
         return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
-    return f"{value / 2**20:.1f} MiB" if unit == "bytes" and value > 1e7 else f"{value:,.0f} {unit}"
+    if unit == "bytes" and value >= 1e5:
+        return f"{value / 2**20:.2f} MiB"
+    return f"{value:,.0f} {unit}"
