@@ -18,7 +18,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -28,7 +27,7 @@ from conformance.harness.arms.counts import counts as counts_of
 from conformance.harness.arms.document import load_document, trace_transcript
 from conformance.harness.arms.journal import Journal
 from conformance.harness.arms.profile import ProfileError, RunSettings
-from conformance.harness.arms.reading import PIXELS_PER_TOKEN, Embeddings, Reader, encoder_of, vocabulary_of
+from conformance.harness.arms.reading import Embeddings, Reader, encoder_of, try_vision, vocabulary_of
 from conformance.harness.arms.replay import ArmParts, ProfiledRun, checkpoints_for
 from conformance.harness.arms.terminal_slot import CheckpointKind
 from conformance.harness.contract.load import SpecError
@@ -175,13 +174,6 @@ def _run(
         for number in range(done + 1, len(transcript.steps) + 1):
             journal.append(run.step(number))
             yield number
-
-
-def try_vision(build: str, model: str, mmproj: str) -> None:
-    """Encode one small image; what a child process is asked to do before this one trusts the file."""
-    with Model(Library(build), model) as loaded, Vision(loaded, mmproj) as vision:
-        side = 4 * PIXELS_PER_TOKEN
-        vision.encode(np.zeros((side, side, 3), np.uint8))
 
 
 def _task(transcript: Path | None, trace: bool) -> tuple[str, Path, Transcript]:
