@@ -770,6 +770,9 @@ FAULTS: dict[str, Fault] = {
         "qwen3-mini",
         arm_parts=ArmParts(cursor=arm_lies.HoardsStates),
     ),
+    "slow-images": Fault(
+        "every image is decoded twice, the first time for nothing", ("AA-13",), "holo3-mini", slow_lies.SlowImages
+    ),
     "logits-are-no-numbers": Fault(
         "a value among the logits is not a number", ("AA-10",), "qwen3-mini", arm_lies.LogitsAreNoNumbers
     ),
