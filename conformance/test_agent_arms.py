@@ -26,7 +26,7 @@ from conformance.harness.prompts.layouts import ImagePiece, Prompt, TextPiece
 from conformance.harness.prompts.transcript import Screenshot, Step, Text, Transcript
 from conformance.harness.state import compare
 
-_SPARE_CELLS = 32
+_SPARE_CELLS = 512  # so that what goes wrong shows in what is compared, and not as a full cache
 _CROSSING: tuple[ArmName, ArmName] = ("terminal_slot", "evict")
 
 

@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from conformance.harness import builds
+from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.census import GGUFError, ModelCensus, census_of_gguf
-from conformance.harness.engine import BUNDLED, EngineError, Library, Model
+from conformance.harness.engine import BUNDLED, EngineError, Model
 from conformance.harness.measure.kld import WITHIN_RUN, KldError
 from conformance.harness.measure.kld_base import KldBase, read_base, write_base
 from conformance.harness.precision.codecs import CodecError
@@ -78,7 +80,7 @@ def ladder(
     ubatch: Annotated[int, typer.Option(min=1, max=512, help="Tokens in a step; 1 to compare with native types.")] = 32,
     native: Annotated[bool, typer.Option(help="Also the build's own cache types, of those named.")] = True,
     threads: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1,
-    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
     base: Annotated[
         Path | None, typer.Option(help="A KLD base file: scored against when it is there, else written.")
     ] = None,
@@ -101,7 +103,7 @@ def ladder(
         arms = arms_of(names, _numbers(tails), own)
         check_arms(arms, census)
         text = corpus(corpus_name)
-        with Model(Library(build), path) as loaded:
+        with Model(builds.load(build), path) as loaded:
             _run(loaded, census, text, arms, context, chunks, ubatch, threads, base, out, corpus_name)
 
 

@@ -19,6 +19,7 @@ from conformance.harness.contract.entry import Entry
 from conformance.harness.contract.schema import Document, Documents, Family, Invariant, Profile, Profiles, Topic
 
 Shape = TypeVar("Shape", bound=Entry)
+_NO_TOPICS = ("documents.yaml", "profiles.yaml", "performance.yaml")
 Loc = tuple[int | str, ...]
 
 
@@ -96,7 +97,7 @@ class SpecFile(Generic[Shape]):
 def load_specs(folder: Path, models: Collection[str] = ()) -> Contract:
     """The contract in ``folder``: ``documents.yaml``, ``profiles.yaml`` and a file for each topic.
 
-    ``models`` are the names that invariants may list; when empty they are not checked. Raises SpecError with every
+    ``performance.yaml``, which the gate alone reads, is no topic. ``models`` are the names that invariants may list; when empty they are not checked. Raises SpecError with every
     problem found.
     """
     problems: list[str] = []
@@ -110,7 +111,7 @@ def load_specs(folder: Path, models: Collection[str] = ()) -> Contract:
 
     documents = read(folder / "documents.yaml", Documents)
     profiles = read(folder / "profiles.yaml", Profiles)
-    paths = [path for path in sorted(folder.glob("*.yaml")) if path.name not in ("documents.yaml", "profiles.yaml")]
+    paths = [path for path in sorted(folder.glob("*.yaml")) if path.name not in _NO_TOPICS]
     topics = [topic for path in paths if (topic := read(path, Topic))]
     if not paths:
         problems.append(f"{folder}: no invariants here; name a folder that has a file for each topic")

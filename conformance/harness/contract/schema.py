@@ -32,6 +32,9 @@ Capability = Literal[
     "multi_dimensional_positions",
     "trained_weights",
     "high_level",
+    "other_build",
+    "native_tail",
+    "native_kvarn",
     "images",
 ]
 
@@ -52,6 +55,9 @@ CAPABILITIES: dict[Capability, str] = {
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
     "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
+    "other_build": "a second build to exchange states with, as tools.gate has",
+    "native_tail": "a precision tail of the build's own",
+    "native_kvarn": "KVarN cache types of the build's own",
     "images": "images through libmtmd and a vision tower (mmproj)",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
@@ -158,13 +164,15 @@ class Profile(Entry):
     """How long a run may look: one of the named effort levels.
 
     ``shrink_seconds`` bounds the search for a smaller failing case, ``example_timeout_seconds`` a single drawn case and
-    ``check_timeout_seconds`` one invariant on one model with all its cases.
+    ``check_timeout_seconds`` one invariant on one model with all its cases. ``architectures`` names the profile whose
+    number of cases a model gets that was made for its architecture; where it is named, the run sweeps all architectures.
     """
 
     purpose: Line
     shrink_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False, description="seconds, 0 or more")]
     example_timeout_seconds: Seconds
     check_timeout_seconds: Seconds
+    architectures: Line | None = None
 
 
 class Profiles(Entry):
@@ -177,7 +185,45 @@ class Profiles(Entry):
     def _default_exists(self) -> Profiles:
         if self.default not in self.profiles:
             raise wrong(f"no profile {self.default!r}", f"choose the default from {', '.join(self.profiles)}")
+        for profile in self.profiles.values():
+            if profile.architectures is not None and profile.architectures not in self.profiles:
+                raise wrong(f"no profile {profile.architectures!r}", f"choose from {', '.join(self.profiles)}")
         return self
+
+
+class Counted(Entry):
+    """A count that the gate compares exactly."""
+
+    unit: Line
+    because: Text
+
+
+class Timed(Counted):
+    """A measure that varies: up to which ratio of the candidate to the baseline it is no regression."""
+
+    limit: Annotated[float, Field(gt=1, allow_inf_nan=False, description="a ratio above 1")]
+
+
+class Performance(Entry):
+    """What the gate measures of speed and size.
+
+    A round prefills to each of ``depths`` tokens in turn and decodes ``decoded_tokens`` single ones there. ``repeats`` is
+    how often a round saves and restores. ``rounds`` are paired rounds for every profile.
+    """
+
+    models: ModelNames
+    depths: Annotated[tuple[Count, ...], AfterValidator(_distinct), Field(description="a list of depths in tokens")]
+    decoded_tokens: Count
+    repeats: Count
+    rounds: dict[str, Count]
+    counts: dict[str, Counted]
+    measures: dict[str, Timed]
+
+
+class PerformanceFile(Entry):
+    """``specs/performance.yaml``."""
+
+    performance: Performance
 
 
 class Source(Entry):
@@ -190,10 +236,12 @@ class Source(Entry):
 class Needs(Entry):
     """What a model and a build must have for an invariant to mean something.
 
-    Any one of ``kinds`` is enough (none named: every kind); all ``capabilities`` are needed.
+    Any one of ``kinds`` is enough (none named: every kind), and none of those it ``lacks`` may be there; all
+    ``capabilities`` are needed.
     """
 
     kinds: Annotated[tuple[Kind, ...], AfterValidator(_distinct), Field(description="a list of kinds")] = ()
+    lacks: Annotated[tuple[Kind, ...], AfterValidator(_distinct), Field(description="a list of kinds")] = ()
     capabilities: Annotated[
         tuple[Capability, ...], AfterValidator(_distinct), Field(description="a list of capabilities")
     ] = ()
@@ -299,6 +347,10 @@ class Accept(Entry):
             return self.bound
         return 0.0 if self.factor is None else self.factor * floor
 
+    def bounds(self, floor: float) -> tuple[float, float]:
+        """The smallest and the largest deviation that pass."""
+        return (self.limit(floor), math.inf) if self.wants_more else (-math.inf, self.limit(floor))
+
     def holds(self, deviation: float, floor: float) -> bool:
         """Whether ``deviation`` passes. A deviation that is not a number, or a floor that is not finite, never does."""
         limit = self.limit(floor)
@@ -377,19 +429,23 @@ class Topic(Entry):
 
 
 class Builds(Entry):
-    """Which builds show a known failure: those that any of the three ways of naming a build fits."""
+    """Which builds show a known failure: those that any of the three ways of naming a build fits.
+
+    Attributes:
+        build_number: of llama.cpp itself, whatever package the build came in.
+        packages: versions by package, for builds whose number is not known.
+        digests: of the libraries.
+
+    """
 
     build_number: Range | None = None
-    package: Line | None = None
-    version: Range | None = None
+    packages: dict[str, Range] = Field(default_factory=dict)
     digests: Annotated[tuple[str, ...], AfterValidator(_distinct), Field(description="a list of digests")] = ()
 
     @model_validator(mode="after")
     def _names_something(self) -> Builds:
-        if (self.package is None) != (self.version is None):
-            raise wrong("holds one of package and version", "write both")
-        if self.build_number is None and self.package is None and not self.digests:
-            raise wrong("names no build", "write build_number, package and version, or digests")
+        if self.build_number is None and not self.packages and not self.digests:
+            raise wrong("names no build", "write build_number, packages, or digests")
         return self
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from conformance.harness.arms.reading import Embeddings
 from conformance.harness.arms.replay import AppendOnly, Asked, Chronological, Evict, Terminal, prefill
-from conformance.harness.arms.terminal_slot import Cursor, Image, Logits, Positions, TerminalSlot, Tokens, place
+from conformance.harness.arms.terminal_slot import (
+    Checkpoint,
+    Cursor,
+    Image,
+    Logits,
+    Positions,
+    TerminalSlot,
+    Tokens,
+    place,
+)
 from conformance.harness.engine import Blob, Context, ContextSettings, Model, Pixels, StateFlags
 from conformance.harness.engine.context import Outputs
 from conformance.harness.prompts.layouts import Extent, ImagePiece, Prompt
@@ -44,15 +54,13 @@ class SlotNeverComesBack(TerminalSlot):
         return
 
 
-class SlotHoards(TerminalSlot):
-    """Keeps a copy of the whole context's state for every step."""
+class HoardsStates(Cursor):
+    """Keeps a megabyte whenever it comes back to a checkpoint."""
 
-    def __init__(self, cursor: Cursor) -> None:
-        super().__init__(cursor)
-        self._hoard: list[object] = []
+    _hoard: ClassVar[list[object]] = []
 
-    def remember(self, text: Tokens) -> None:
-        super().remember(text)
+    def restore(self, checkpoint: Checkpoint) -> None:
+        super().restore(checkpoint)
         self._hoard.append(np.ones(1 << 20, np.uint8))
 
 

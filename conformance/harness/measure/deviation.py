@@ -30,7 +30,8 @@ class Deviation:
         expected, seen: the two values at that place, for people.
         layers: one row per layer where layers were compared.
         reordered: whether both sides hold the same cells in another order.
-        interval: the ends between which the true value lies, where it was estimated; it is then these that decide.
+        estimate: the value with its interval where it was estimated; it is then the interval that decides.
+        remark: what else the case showed, whatever its verdict.
 
     """
 
@@ -41,7 +42,8 @@ class Deviation:
     seen: str = ""
     layers: tuple[dict[str, Any], ...] = field(default=())
     reordered: bool = False
-    interval: tuple[float, float] | None = None
+    estimate: Estimate | None = None
+    remark: str = ""
 
     def with_cells_in_another_order(self, reordered: bool) -> Deviation:
         """The same deviation, marked."""
@@ -137,7 +139,7 @@ def of_amount(value: float, what: str, unit: str, expected: str = "", seen: str 
 
 def of_estimate(estimate: Estimate, quantity: str, where: str, expected: str, seen: str) -> Deviation:
     """An estimated figure with its interval."""
-    return Deviation(estimate.value, quantity, where, expected, seen, interval=(estimate.low, estimate.high))
+    return Deviation(estimate.value, quantity, where, expected, seen, estimate=estimate)
 
 
 def worst(deviations: Iterable[Deviation]) -> Deviation:

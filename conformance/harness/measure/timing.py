@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -107,8 +107,29 @@ def ratio(seconds: npt.ArrayLike, reference: npt.ArrayLike, confidence: float = 
 def symmetric(times: Estimate) -> Estimate:
     """How many times as long the slower of two takes, 1 or more, from a ratio of either to the other."""
     value, low, high = (math.log(end) if end > 0 else -math.inf for end in (times.value, times.low, times.high))
-    least = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
-    return Estimate(math.exp(abs(value)), math.exp(least), math.exp(max(abs(low), abs(high))), times.confidence)
+    logs = size(Estimate(value, low, high, times.confidence))
+    return Estimate(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), times.confidence)
+
+
+def size(figure: Estimate) -> Estimate:
+    """How large a figure is whatever its sign."""
+    ends = (abs(figure.low), abs(figure.high))
+    least = 0.0 if figure.low <= 0 <= figure.high else min(ends)
+    return Estimate(abs(figure.value), least, max(ends), figure.confidence)
+
+
+def largest(figures: Mapping[str, Estimate]) -> tuple[str, Estimate]:
+    """The largest of several figures, with an interval for it, and the name of the one that seems to be it."""
+    name = max(figures, key=lambda name: figures[name].value)
+    several = figures.values()
+    return name, replace(figures[name], low=max(f.low for f in several), high=max(f.high for f in several))
+
+
+def smallest(figures: Mapping[str, Estimate]) -> tuple[str, Estimate]:
+    """The smallest of several figures, as `largest`."""
+    name = min(figures, key=lambda name: figures[name].value)
+    several = figures.values()
+    return name, replace(figures[name], low=min(f.low for f in several), high=min(f.high for f in several))
 
 
 @dataclass(frozen=True)
