@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
@@ -56,9 +57,18 @@ NOTES = (_MEASURED, _READINGS, _DEPTH, _HARNESS)
 
 @dataclass(frozen=True)
 class Bound:
-    """What is new at every step, in tokens: fewer cannot be prefilled."""
+    """The computed bound at every step.
 
-    new_tokens: tuple[int, ...]
+    Attributes:
+        new_tokens: what is new: fewer tokens cannot be prefilled.
+        seconds: of prefill and decoding, where they were computed.
+        cells: live cells, where they were computed.
+
+    """
+
+    new_tokens: tuple[float, ...]
+    seconds: tuple[float, ...] = ()
+    cells: tuple[float, ...] = ()
 
 
 def mean_depth(steps: Sequence[StepProfile]) -> float:
@@ -142,29 +152,39 @@ def _model_seconds(steps: Sequence[StepProfile]) -> float:
     return sum(step.prefill_seconds + step.decode_seconds for step in steps)
 
 
+def by_step(steps: Iterable[StepProfile], value: Callable[[StepProfile], float]) -> tuple[float, ...]:
+    """The mean of a value over all tasks that have a first step, a second, and so on."""
+    values: dict[int, list[float]] = {}
+    for step in steps:
+        values.setdefault(step.step, []).append(value(step))
+    return tuple(fmean(values[number]) for number in sorted(values))
+
+
 def plot(profiles: Profiles, bound: Bound) -> Figure:
-    """Prefilled tokens, seconds and live cells of every step, an arm a line; the bound is dashed."""
-    panels: list[tuple[str, Callable[[StepProfile], float]]] = [
-        ("prefilled tokens", lambda step: step.prefilled_tokens),
-        ("prefill + decode, s", lambda step: step.prefill_seconds + step.decode_seconds),
-        ("live cells", lambda step: step.live_cells),
+    """Prefilled tokens, seconds and live cells of every step, an arm a line, means over its tasks; the bound is dashed."""
+    panels: list[tuple[str, Callable[[StepProfile], float], tuple[float, ...]]] = [
+        ("prefilled tokens", lambda step: step.prefilled_tokens, bound.new_tokens),
+        ("prefill + decode, s", lambda step: step.prefill_seconds + step.decode_seconds, bound.seconds),
+        ("live cells", lambda step: step.live_cells, bound.cells),
     ]
     figure = Figure(figsize=(12, 3.8), layout="constrained")
-    for place, (label, value) in enumerate(panels):
+    for place, (label, value, limit) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), place + 1)
         for arm, steps in profiles.items():
+            means = by_step(steps, value)
             axes.plot(
-                [step.step for step in steps],
-                [value(step) for step in steps],
-                "-o" if len(steps) < 30 else "-",
+                np.arange(1, len(means) + 1),
+                means,
+                "-o" if len(means) < 30 else "-",
                 ms=3,
                 lw=1.4,
                 color=_COLOURS[arm],
                 label=LABELS[arm],
             )
+        axes.plot(
+            np.arange(1, len(limit) + 1), limit, "--", color="k", lw=1.2, label="bound: only what is new (computed)"
+        )
         if place == 0:
-            numbers = np.arange(1, len(bound.new_tokens) + 1)
-            axes.plot(numbers, bound.new_tokens, "--", color="k", lw=1.2, label="bound: only what is new (computed)")
             axes.legend(fontsize=7)
         axes.set_xlabel("step", fontsize=8)
         axes.set_title(label, fontsize=9)
@@ -174,17 +194,23 @@ def plot(profiles: Profiles, bound: Bound) -> Figure:
     return figure
 
 
+def write_plot(path: Path, profiles: Profiles, bound: Bound) -> Markup:
+    """Write the plot as .png and .svg beside `path`; returns the drawing for a page."""
+    with mpl.rc_context({"svg.hashsalt": "arms", "svg.fonttype": "none", "font.size": 9}):
+        figure = plot(profiles, bound)
+        figure.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None})
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    svg = drawn.getvalue()
+    path.with_suffix(".svg").write_text(svg, encoding="utf-8")
+    return Markup(svg[svg.index("<svg") :])
+
+
 def write_forms(
     folder: Path, profiles: Profiles, counts: Counts, bound: Bound, run: Mapping[str, Any], notes: Sequence[str] = ()
 ) -> None:
     """Write arms.html, arms.png and arms.svg into a folder."""
-    with mpl.rc_context({"svg.hashsalt": "arms", "svg.fonttype": "none", "font.size": 9}):
-        figure = plot(profiles, bound)
-        figure.savefig(folder / "arms.png", dpi=110, metadata={"Software": None})
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
-    svg = drawn.getvalue()
-    (folder / "arms.svg").write_text(svg, encoding="utf-8")
+    svg = write_plot(folder / "arms", profiles, bound)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -194,6 +220,6 @@ def write_forms(
         answer=answer(profiles, counts),
         run=run,
         notes=[*NOTES, *notes],
-        plot=Markup(svg[svg.index("<svg") :]),
+        plot=svg,
     )
     (folder / "arms.html").write_text(page, encoding="utf-8")
