@@ -91,3 +91,25 @@ def test_the_installer_says_what_to_install_where_no_compiler_is(
     (tmp_path / "cc").touch(mode=0o755)
     (tmp_path / "c++").touch(mode=0o755)
     assert not install.lacks_compiler()
+
+
+def test_the_benchmark_prints_each_figure_beside_what_it_must_reach() -> None:
+    done = tool("benchmark", "kld", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    assert "positions/s  >= 1000" in done.stdout
+    assert "load" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("tail", "--model", "mamba2-mini"), "attention"),
+        (("native", "--model", "nowhere.gguf"), "nowhere.gguf"),
+        (("native", "--model", "qwen3-mini", "--perplexity", "/nonexistent"), "/nonexistent"),
+        (("native", "--model", "qwen3-mini", "--perplexity", "/bin/false"), "is it llama-perplexity?"),
+    ],
+)
+def test_a_benchmark_that_cannot_run_ends_in_one_line_and_exit_code_2(arguments: tuple[str, ...], says: str) -> None:
+    done = tool("benchmark", *arguments, "--repeats", "1")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert says in done.stderr

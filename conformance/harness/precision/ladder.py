@@ -71,13 +71,30 @@ class LadderPlan:
     identity: dict[str, Any]
 
 
-def arms_of(types: Sequence[str], tails: Sequence[int], native: Sequence[str]) -> tuple[Arm, ...]:
-    """Every type (``q4_0``, or ``q5_0/q4_0`` for K and V) at every tail, then the native types."""
+@dataclass(frozen=True)
+class PairChange:
+    """An asymmetric pair against its reverse, K one type and V another, at one tail.
+
+    `change` is the paired change of the median from `reverse` to `name`.
+    """
+
+    name: str
+    reverse: str
+    tail: int
+    median: float
+    median_of_reverse: float
+    change: MedianChange
+
+
+def arms_of(
+    types: Sequence[str], tails: Sequence[int], native: Sequence[str], native_tails: Sequence[int] = (0,)
+) -> tuple[Arm, ...]:
+    """Every type (``q4_0``, or ``q5_0/q4_0`` for K and V) at every tail, then the native types at every native tail."""
     emulated = []
     for name in types:
         key, _, value = name.partition("/")
         emulated += [Arm(CacheChoice(key, value or key, tail)) for tail in tails]
-    return (*emulated, *(Arm.native_of(name) for name in native))
+    return (*emulated, *(Arm.native_of(name, tail) for name in native for tail in native_tails))
 
 
 def check_arms(arms: Sequence[Arm], census: ModelCensus) -> None:
@@ -139,11 +156,7 @@ def rows(plan: LadderPlan, census: ModelCensus, folder: Path, ubatch: int) -> li
     found: list[LadderRow] = []
     firsts: dict[str, NDArray[np.float64]] = {}
     for arm in plan.arms:
-        run, spent = KldRun(), np.zeros(2)
-        for chunk in range(len(plan.tokens)):
-            with np.load(_scores_path(folder, arm, chunk)) as kept:
-                run.add(Scores(kept["kld"], kept["dp"], kept["same_top"]))
-                spent += kept["spent"]
+        run, spent = _collected(plan, arm, folder)
         statistics, kld = run.statistics(), run.kld
         first = firsts.setdefault(arm.name, kld)
         choice = arm.choice
@@ -166,6 +179,33 @@ def rows(plan: LadderPlan, census: ModelCensus, folder: Path, ubatch: int) -> li
             )
         )
     return found
+
+
+def pairs(plan: LadderPlan, folder: Path) -> list[PairChange]:
+    """Of a measured plan, every asymmetric pair whose reverse was measured too, K in the type of more bits first."""
+    found = []
+    arms = {(arm.choice.key, arm.choice.value, arm.choice.tail): arm for arm in plan.arms if not arm.native}
+    for (key, value, tail), arm in arms.items():
+        reverse = arms.get((value, key, tail))
+        if reverse and _nominal_bits(key) > _nominal_bits(value):
+            kld, other = (_collected(plan, each, folder)[0].kld for each in (arm, reverse))
+            medians = float(np.median(kld)), float(np.median(other))
+            found.append(PairChange(arm.name, reverse.name, tail, *medians, median_change(other, kld, seed=_SEED)))
+    return found
+
+
+def _collected(plan: LadderPlan, arm: Arm, folder: Path) -> tuple[KldRun, NDArray[np.float64]]:
+    """All scores of an arm, and the seconds that they took: by the clock, and of CPU."""
+    run, spent = KldRun(), np.zeros(2)
+    for chunk in range(len(plan.tokens)):
+        with np.load(_scores_path(folder, arm, chunk)) as kept:
+            run.add(Scores(kept["kld"], kept["dp"], kept["same_top"]))
+            spent += kept["spent"]
+    return run, spent
+
+
+def _nominal_bits(name: str) -> float:
+    return CODECS[name].bits_per_value if name in CODECS else float(name.removeprefix("kvarn"))
 
 
 def as_dict(row: LadderRow) -> dict[str, Any]:
