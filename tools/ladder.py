@@ -99,7 +99,7 @@ def ladder(
                 f"{path}: no attention layers are known of architecture {census.arch!r}; use another model"
             )
         names = [name.strip() for name in types.split(",")]
-        check_arms(arms_of(names, _numbers(tails), ()), census)
+        check_arms(arms_of(names, _numbers(tails), ()), census, path.name)
         text, library = corpus(corpus_name), Library(build)
         own = [name for name in names if native and name in native_types(library)]
         arms = arms_of(names, _numbers(tails), own, _numbers(tails) if library.has_tail else (0,))
@@ -120,7 +120,7 @@ def _run(
     out: Path,
     corpus_name: str,
 ) -> None:
-    tokens = cut(loaded.tokenize(text, special=False), context, chunks, _bos(loaded))
+    tokens = cut(loaded.tokenize(text, special=False), context, chunks, _bos(loaded), corpus_name)
     digest = sha256_of(loaded.path)
     identity = {
         "model": loaded.path.stem,

@@ -79,12 +79,14 @@ def test_a_base_file_is_written_once_and_then_scored_against(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--types", "q9_0"), "q9_0"),
+        (("--types", "q4_0,q9_0"), "there is no cache type 'q9_0'; choose from q2_0"),
+        (("--types", "q4_0/kvarn7"), "kvarn8"),
+        (("--types", "kvarn4", "--model", "qwen3-mini-32"), "qwen3-mini-32"),
         (("--types", "kvarn4", "--model", "qwen3-mini-32"), "head dimension of 32"),
         (("--model", "holo9.gguf"), "holo9.gguf"),
         (("--model", "mamba2-mini"), "attention"),
         (("--corpus", "nowhere.txt"), "nowhere.txt"),
-        (("--corpus", "agent", "--context", "20000"), "tokens"),
+        (("--corpus", "agent", "--context", "20000"), "corpus agent has"),
         (("--tails", "0,many"), "many"),
         (("--tails", "-1"), "-1"),
     ],

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from conformance.harness.contract.census import ModelCensus
 from conformance.harness.measure.kld import KldRun, KldStatistics, MedianChange, Scores, median_change, similarity
 from conformance.harness.precision.body import body
-from conformance.harness.precision.codecs import CODECS
+from conformance.harness.precision.codecs import CODECS, CodecError
 from conformance.harness.precision.emulation import CacheChoice
 from conformance.harness.precision.memory import AttentionLayers, Run, footprint
 from conformance.harness.precision.scoring import Arm, Records, Scorer
@@ -97,25 +97,27 @@ def arms_of(
     return (*emulated, *(Arm.native_of(name, tail) for name in native for tail in native_tails))
 
 
-def check_arms(arms: Sequence[Arm], census: ModelCensus) -> None:
-    """CodecError, in one line, for a type that does not exist or cannot take this model's heads; else TailError."""
+def check_arms(arms: Sequence[Arm], census: ModelCensus, model: str) -> None:
+    """LadderError, in one line, for a type that does not exist or cannot take this model's heads; else TailError."""
     for arm in arms:
         resolve_tail(arm.choice.tail)
         for layer in census.attention or ():
-            for side, name, head_dim in (
-                ("k", arm.choice.key, layer.key_dim),
-                ("v", arm.choice.value, layer.value_dim),
-            ):
-                kept = body(name, head_dim, side)  # type: ignore[arg-type]
-                if kept.name in CODECS:
-                    CODECS[kept.name].bytes_per_row(head_dim)
+            try:
+                for kept, head_dim in (
+                    (body(arm.choice.key, layer.key_dim, "k"), layer.key_dim),
+                    (body(arm.choice.value, layer.value_dim, "v"), layer.value_dim),
+                ):
+                    if kept.name in CODECS:
+                        CODECS[kept.name].bytes_per_row(head_dim)
+            except CodecError as error:
+                raise LadderError(f"--types {arm.name}, {model}: {error}") from None
 
 
-def cut(tokens: NDArray[np.int32], context: int, chunks: int, bos: int | None) -> NDArray[np.int32]:
-    """The first chunks of a text, int32 [chunks, context]; LadderError when it is shorter."""
+def cut(tokens: NDArray[np.int32], context: int, chunks: int, bos: int | None, corpus: str) -> NDArray[np.int32]:
+    """The first chunks of a text, int32 [chunks, context]; LadderError, which names the corpus, when it is shorter."""
     if len(tokens) < context * chunks:
         raise LadderError(
-            f"the corpus has {len(tokens)} tokens; {chunks} x {context} are needed, give a longer text or a smaller --context"
+            f"corpus {corpus} has {len(tokens)} tokens; {chunks} x {context} are needed, give a longer text or a smaller --context"
         )
     parts = tokens[: context * chunks].reshape(chunks, context)
     return parts if bos is None else np.concatenate([np.full((chunks, 1), bos, np.int32), parts[:, 1:]], axis=1)
