@@ -92,7 +92,7 @@ def test_the_sink_and_the_filling_group_stay_exact(bench: Bench, case: Kept) -> 
             raise NotDecidable(str(error)) from None
         tailed.decode(text, outputs="none")
         positions, rows = bench.rows(context, layer, "k")
-    exact = exact_rows(bench, layer, "k", text, case.ubatch)[positions]
+    exact = exact_rows(bench, layer, text, case.ubatch)["k"][positions]
     differs = (rows.view(np.uint16) != exact.view(np.uint16)).any(axis=1)
     recorded = (positions >= SINK_ROWS) & (positions < (case.tokens - GROUP) // GROUP * GROUP - case.ubatch)
     found.append(

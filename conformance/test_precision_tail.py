@@ -167,13 +167,18 @@ def first_attention_layer(bench: Bench) -> int:
     return bench.census.attention[0].index
 
 
-def exact_rows(bench: Bench, layer: int, side: CacheSide, text: Tokens, ubatch: int) -> NDArray[np.float16]:
-    """A layer's rows [tokens, width] as the exact cache holds them when nothing has been rewritten."""
-    with bench.context(settings_for(len(text), ubatch, swa_full=True)) as context:
+Sides = dict[CacheSide, NDArray[np.float16]]
+
+
+def exact_rows(bench: Bench, layer: int, text: Tokens, ubatch: int) -> Sides:
+    """A layer's K and V rows [tokens, width] as the exact cache holds them when nothing has been rewritten."""
+    whole: Sides = {}
+    with bench.context(settings_for(len(text), ubatch)) as context:
         context.decode(text, outputs="none")
-        positions, rows = bench.rows(context, layer, side)
-        whole = np.zeros((len(text), rows.shape[1]), np.float16)
-        whole[positions] = rows
+        for side in SIDES:
+            positions, rows = bench.rows(context, layer, side)
+            whole[side] = np.zeros((len(text), rows.shape[1]), np.float16)
+            whole[side][positions] = rows
     return whole
 
 
@@ -197,11 +202,11 @@ def test_the_newest_rows_are_exact_the_older_ones_are_the_bodys_and_one_softmax_
         logits = case.open(bench, context).decode(text, outputs="last")[-1]
         seen = {side: bench.rows(context, layer, side) for side in SIDES}
     found.append(_unseen(bench, case, text, logits))
-    for side in SIDES:
+    whole = exact_rows(bench, layer, text, case.ubatch)
+    for side, exact in whole.items():
         positions, rows = seen[side]
         visible = case.tokens if window is None else min(case.tokens, window)  # older ones need not be saved
         found.append(of_count(min(len(positions), visible), visible, f"{side.upper()} rows of layer {layer}", "rows"))
-        exact = exact_rows(bench, layer, side, text, case.ubatch)
         kept = body(case.body, shape.key_dim if side == "k" else shape.value_dim, side)
         older = _older(case, kept.group, 0 if window else kept.sink, window)
         expected = exact.copy()
@@ -333,9 +338,9 @@ def test_a_tail_does_not_repair_far_retrieval(bench: Bench, case: Far) -> Deviat
     layer = first_attention_layer(bench)
     shape = next(each for each in bench.census.attention or () if each.index == layer)
     exact, coarse = [], []
-    for side, head_dim in (("k", shape.key_dim), ("v", shape.value_dim)):
-        rows = exact_rows(bench, layer, side, text, 32).astype(np.float32)  # type: ignore[arg-type]
-        kept = body(case.body, head_dim, side)  # type: ignore[arg-type]
+    for side, halves in exact_rows(bench, layer, text, 32).items():
+        rows, head_dim = halves.astype(np.float32), shape.key_dim if side == "k" else shape.value_dim
+        kept = body(case.body, head_dim, side)
         exact.append(rows[:, :head_dim])
         coarse.append(kept.round_trip(rows)[:, :head_dim])
     older = np.arange(0, case.tokens - case.tail - 1, 7)
@@ -542,9 +547,9 @@ def _inexact_in_the_window(bench: Bench, case: InWindow) -> Deviation:
     before_last_step = (case.tokens - 1) // case.ubatch * case.ubatch
     expected = max(window + case.beyond, case.tokens - before_last_step)
     found = [of_count(kept, expected, f"exact rows of layer {whole}, which has no window", "rows")]
+    exact = exact_rows(bench, sliding, text, case.ubatch)
     for side, positions, rows in seen:
-        exact = exact_rows(bench, sliding, side, text, case.ubatch)[positions]
-        wrong = (rows.view(np.uint16) != exact.view(np.uint16)).any(axis=1)
+        wrong = (rows.view(np.uint16) != exact[side][positions].view(np.uint16)).any(axis=1)
         found.append(of_rows(wrong, f"{side.upper()} rows of sliding layer {sliding}"))
     return worst([*found, *_stated_sizes(bench, "gemma")])
 
