@@ -63,7 +63,7 @@ def list_models() -> None:
         console.print(f"{'':<15} {recipe.purpose}", soft_wrap=True)
     for trained in TRAINED.values():
         size = f"{trained.path.stat().st_size:,} bytes" if trained.is_here else "not fetched"
-        console.print(f"{trained.name:<15} {trained.requirement:<31} {size}", soft_wrap=True)
+        console.print(f"{trained.name:<15} {trained.pieces[0].requirement:<31} {size}", soft_wrap=True)
         console.print(f"{'':<15} {trained.purpose}; {trained.license}", soft_wrap=True)
     console.print(f"kept in {models.cache_folder()}", soft_wrap=True)
 
@@ -80,13 +80,16 @@ def make(
 
 @app.command()
 def fetch(
-    names: Annotated[list[str] | None, typer.Argument(help="Trained models; all when none is named.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Trained models; when none is named, those that are not on request only.")
+    ] = None,
 ) -> None:
     """Download models with trained weights into the cache, check them, and print their paths."""
     with _refusing():
-        for name in names or TRAINED:
+        for name in names or [name for name, model in TRAINED.items() if not model.on_request]:
             if name not in TRAINED:
                 raise FetchError(f"there is no trained model {name!r}; choose from {', '.join(TRAINED)}")
+            typer.echo(f"{name}: {TRAINED[name].license}", err=True)
             typer.echo(TRAINED[name].fetch())
 
 

@@ -12,7 +12,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from conformance.harness.measure.timing import Estimate, affine_fit, interleaved, median, ratio, symmetric
+from conformance.harness.measure.timing import (
+    Estimate,
+    affine_fit,
+    interleaved,
+    largest,
+    median,
+    ratio,
+    size,
+    smallest,
+    symmetric,
+)
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, tuple[int, ...]], Floats]
@@ -97,6 +107,34 @@ def test_a_ratio_knows_no_unit_and_turns_over(pairs: list[tuple[float, float]], 
     assert [one.value, one.low, one.high] == pytest.approx([other.value, other.low, other.high])
     assert 1 <= one.low <= one.value * (1 + 1e-9)
     assert one.low == 1 or not there.low < 1 < there.high
+
+
+@given(st.lists(st.tuples(ends, ends, ends), min_size=1, max_size=5), ends, ends)
+def test_the_largest_of_several_passes_only_when_all_of_them_do(
+    several: list[tuple[float, float, float]], one: float, other: float
+) -> None:
+    figures = {}
+    for number, each in enumerate(several):
+        low, value, high = sorted(each)
+        figures[str(number)] = Estimate(value, low, high, 0.95)
+    least, most = sorted((one, other))
+    at_most = [figure.lies_within(most=most) for figure in figures.values()]
+    at_least = [figure.lies_within(least=least) for figure in figures.values()]
+    for verdicts, (name, figure), limit in (
+        (at_most, largest(figures), {"most": most}),
+        (at_least, smallest(figures), {"least": least}),
+    ):
+        expected = False if False in verdicts else None if None in verdicts else True
+        assert figure.lies_within(**limit) is expected
+        assert figures[name].value == figure.value
+
+
+@given(ends, ends, ends)
+def test_a_size_has_no_sign(a: float, b: float, c: float) -> None:
+    low, value, high = sorted((a, b, c))
+    found = size(Estimate(value, low, high, 0.95))
+    assert 0 <= found.low <= found.value == abs(value) <= found.high == max(abs(low), abs(high))
+    assert (found.low == 0) == (low <= 0 <= high)
 
 
 @pytest.mark.parametrize("times", [([1.0], [1.0, 2.0]), ([0.0], [1.0]), ([1.0], [-1.0])])

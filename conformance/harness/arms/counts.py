@@ -79,7 +79,7 @@ class Moment:
         """Tokens that the cache holds of the step before and that stay: its prompt, its action too unless a closing is between."""
         if self.previous is None:
             return 0
-        closing = sum(piece.n_tokens for piece in self.parts.closing)
+        closing = sum(piece.n_tokens for piece in self.parts.closings[self.step - 2])
         return (
             self.previous.n_tokens - closing
             if closing
@@ -113,14 +113,7 @@ def reused_by_append_only(moment: Moment) -> int:
 
 def reused_by_terminal_slot(moment: Moment) -> int:
     """The checkpoint of the step before: preamble and the texts that were history then."""
-    if moment.previous is None:
-        return 0
-    return history(moment.previous)
-
-
-def history(prompt: Prompt) -> int:
-    """Tokens in front of the image region of a terminal slot: preamble and text history."""
-    return sum(piece.n_tokens for piece in prompt.pieces if piece.role in ("preamble", "action", "tool"))
+    return 0 if moment.previous is None else moment.parts.history_tokens(moment.step - 1)
 
 
 @dataclass(frozen=True)

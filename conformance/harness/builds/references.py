@@ -35,6 +35,7 @@ class Source:
         registry: where it is published, which is also the client that fetches it.
         package: its name there.
         folder: where the unpacked package holds its libraries.
+        oldest: the oldest version whose structs are known here; None where that was not tried.
         compiled: whether pip compiles it here.
 
     """
@@ -42,6 +43,7 @@ class Source:
     registry: Literal["pypi", "npm"]
     package: str
     folder: str
+    oldest: str | None = None
     compiled: bool = False
 
     @property
@@ -55,9 +57,9 @@ class Source:
 
 SOURCES: Final = (
     Source("pypi", "llama-cpp-python", "llama_cpp", compiled=True),
-    Source("pypi", "xllamacpp", "xllamacpp"),
-    Source("pypi", "llama-cpp-py-sync", "llama_cpp_py_sync"),
-    Source("npm", "@node-llama-cpp/linux-x64", "package/bins/linux-x64"),
+    Source("pypi", "xllamacpp", "xllamacpp", oldest="0.2.13"),
+    Source("pypi", "llama-cpp-py-sync", "llama_cpp_py_sync", oldest="0.8123"),
+    Source("npm", "@node-llama-cpp/linux-x64", "package/bins/linux-x64", oldest="3.16.2"),
 )
 """Every package that a reference can name."""
 

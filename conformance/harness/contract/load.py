@@ -31,7 +31,7 @@ from conformance.harness.contract.schema import (
 
 Shape = TypeVar("Shape", bound=Entry)
 Loc = tuple[int | str, ...]
-_NO_TOPICS = ("documents.yaml", "profiles.yaml", "noise.yaml")
+_NO_TOPICS = ("documents.yaml", "profiles.yaml", "noise.yaml", "performance.yaml")
 
 
 class SpecError(Exception):
@@ -109,8 +109,8 @@ class SpecFile(Generic[Shape]):
 def load_specs(folder: Path, models: Collection[str] = ()) -> Contract:
     """The contract in ``folder``: ``documents.yaml``, ``profiles.yaml``, ``noise.yaml`` and a file for each topic.
 
-    ``models`` are the names that invariants may list; when empty they are not checked. Raises SpecError with every
-    problem found.
+    ``performance.yaml``, which the gate alone reads, is no topic. ``models`` are the names that invariants may list; when
+    empty they are not checked. Raises SpecError with every problem found.
     """
     problems: list[str] = []
 

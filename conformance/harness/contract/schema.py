@@ -32,6 +32,10 @@ Capability = Literal[
     "multi_dimensional_positions",
     "trained_weights",
     "high_level",
+    "other_build",
+    "native_tail",
+    "native_kvarn",
+    "images",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -51,6 +55,10 @@ CAPABILITIES: dict[Capability, str] = {
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
     "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
+    "other_build": "a second build to exchange states with, as tools.gate has",
+    "native_tail": "a precision tail of the build's own",
+    "native_kvarn": "KVarN cache types of the build's own",
+    "images": "images through libmtmd and a vision tower (mmproj)",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 
@@ -181,6 +189,41 @@ class Profiles(Entry):
             if profile.architectures is not None and profile.architectures not in self.profiles:
                 raise wrong(f"no profile {profile.architectures!r}", f"choose from {', '.join(self.profiles)}")
         return self
+
+
+class Counted(Entry):
+    """A count that the gate compares exactly."""
+
+    unit: Line
+    because: Text
+
+
+class Timed(Counted):
+    """A measure that varies: up to which ratio of the candidate to the baseline it is no regression."""
+
+    limit: Annotated[float, Field(gt=1, allow_inf_nan=False, description="a ratio above 1")]
+
+
+class Performance(Entry):
+    """What the gate measures of speed and size.
+
+    A round prefills to each of ``depths`` tokens in turn and decodes ``decoded_tokens`` single ones there. ``repeats`` is
+    how often a round saves and restores. ``rounds`` are paired rounds for every profile.
+    """
+
+    models: ModelNames
+    depths: Annotated[tuple[Count, ...], AfterValidator(_distinct), Field(description="a list of depths in tokens")]
+    decoded_tokens: Count
+    repeats: Count
+    rounds: dict[str, Count]
+    counts: dict[str, Counted]
+    measures: dict[str, Timed]
+
+
+class PerformanceFile(Entry):
+    """``specs/performance.yaml``."""
+
+    performance: Performance
 
 
 class Source(Entry):
@@ -424,7 +467,7 @@ class Builds(Entry):
     """
 
     build_number: Range | None = None
-    packages: dict[str, Range] = {}
+    packages: dict[str, Range] = Field(default_factory=dict)
     digests: Annotated[tuple[str, ...], AfterValidator(_distinct), Field(description="a list of digests")] = ()
 
     @model_validator(mode="after")

@@ -5,14 +5,12 @@ With pytest-xdist the controller prepares the session once and hands it to the w
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pickle
 import re
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -37,10 +35,10 @@ from conformance.harness.report.results import Check, Results, Verdict
 from conformance.harness.report.store import ReportError, ResultsWriter
 from conformance.harness.report.terminal import print_results
 
-from .check import REGISTRY, BoundCheck
+from .check import REGISTRY, BoundCheck, every_check, every_test
 from .examination import SPECS, Examination, contract
 from .progress import Progress
-from .session import GIB, Options, Session, UsageError, child_for, file_digest, prepare
+from .session import GIB, Options, Session, Shard, UsageError, child_for, file_digest, prepare
 
 CASES_NAME = "cases.jsonl"
 _THREADS_PER_CORE = 4
@@ -91,6 +89,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--strict-timing",
         action="store_true",
         help="let checks that measure time decide the verdict; without it they are shown and only inform",
+    )
+    group.addoption(
+        "--shard", metavar="I/N", help="run the I-th of N parts of the checks; join them with tools.report merge"
     )
     group.addoption(
         "--inject-fault", default=None, metavar="NAME", help=f"run on an engine that lies: {', '.join(FAULTS)}"
@@ -159,6 +160,12 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
         (report / CASES_NAME).touch()
     except OSError as error:
         raise UsageError(f"--report {report}: {error.strerror}; name a folder that can be written") from None
+    shard = None
+    if config.option.shard is not None:
+        try:
+            shard = Shard.named(config.option.shard)
+        except ValueError as error:
+            raise UsageError(f"--shard {config.option.shard}: {error}") from None
     build = config.option.build
     return Options(
         build=str(Path(build).expanduser().resolve()) if Path(build).expanduser().exists() else build,
@@ -172,6 +179,7 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
         cases=cases,
         budget_minutes=config.option.budget,
         n_workers=n_workers,
+        shard=shard,
     )
 
 
@@ -183,7 +191,7 @@ def _recorded(path: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"--cases {path}: {error.strerror}; {advice}") from None
-    checks = _checks()
+    checks = every_check()
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
@@ -224,22 +232,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("exam", models, indirect=True, ids=[_bracket(check.id, model) for model in models])
 
 
-def _tests() -> list[Any]:
-    """All functions that pytest would take for tests, of all topics."""
-    modules = [
-        importlib.import_module(f"conformance.{path.stem}")
-        for path in sorted(Path(__file__).parents[2].glob("test_*.py"))
-    ]
-    return [test for module in modules for name, test in vars(module).items() if name.startswith("test_")]
-
-
-def _checks() -> dict[str, BoundCheck]:
-    return {test.check.id: test.check for test in _tests() if hasattr(test, "check")}
-
-
 def _refuse_loose_ends(specs: Contract) -> None:
     """Raise SpecError while specs and tests do not match, whichever of them this run selects."""
-    tests = _tests()
+    tests = every_test()
     problems = untied(specs, REGISTRY, tests)
     for test in tests:
         if hasattr(test, "check") and test.check.id in specs.invariants:
@@ -386,6 +381,7 @@ class _Controller:
                 "threads": options.n_threads,
                 "strict_timing": config.option.strict_timing,
                 "fault": options.fault,
+                **({"shard": str(options.shard)} if options.shard else {}),
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "models": {
                     look.subject.name: {
@@ -393,15 +389,7 @@ class _Controller:
                         "digest": file_digest(look.subject.path),
                         "kinds": sorted(look.subject.kinds or ()),
                         "capabilities": sorted(look.subject.capabilities),
-                        "measured": None
-                        if look.acquaintance is None
-                        else {
-                            "floors": {
-                                f"{floor}, flash attention {flash}": asdict(noise)
-                                for (floor, flash), noise in look.acquaintance.floors.items()
-                            },
-                            "prefill_tokens_per_second": round(look.acquaintance.prefill_tokens_per_second),
-                        },
+                        "measured": None if look.acquaintance is None else look.acquaintance.as_record(),
                     }
                     for look in session.looks
                 },
@@ -475,7 +463,7 @@ class _Controller:
         """Measure one by one what must run alone; the workers have ended."""
         if not self._postponed:
             return
-        checks = _checks()
+        checks = every_check()
         with child_for([look.subject.path for look in self._session.looks]) as child:
             for id, model in sorted(self._postponed, key=self._session.pairs().index):
                 self._record(_examined(self._config, child, checks[id], model))

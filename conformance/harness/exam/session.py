@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -40,6 +41,29 @@ class UsageError(Exception):
 
 
 @dataclass(frozen=True)
+class Shard:
+    """One of `of` parts of a run, counted from 1. Which check is in which depends on its id and its model alone."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def named(cls, text: str) -> Shard:
+        """The shard that reads "1/3". ValueError where the text is none."""
+        number, _, of = text.partition("/")
+        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+            raise ValueError("give it as I/N, with I from 1 to N")
+        return cls(int(number), int(of))
+
+    def holds(self, id: str, model: str) -> bool:
+        """Whether a check on a model belongs to this part."""
+        return zlib.crc32(f"{id} {model}".encode()) % self.of == self.number - 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+@dataclass(frozen=True)
 class Options:
     """What the user asked for.
 
@@ -49,6 +73,7 @@ class Options:
             is more than plain attention.
         seed: of all draws.
         cases: recorded cases by (id, model), to run instead of drawing.
+        shard: the part of the checks to run, None for all of them.
 
     """
 
@@ -62,8 +87,13 @@ class Options:
     cases: Mapping[tuple[str, str], Sequence[dict[str, Any]]] | None = None
     budget_minutes: float | None = None
     n_workers: int = 1
+    shard: Shard | None = None
     architectures: tuple[str, ...] = ()
     started: float = field(default_factory=time.time)
+
+    def takes(self, id: str, model: str) -> bool:
+        """Whether this run is to make a check on a model."""
+        return self.shard is None or self.shard.holds(id, model)
 
     @property
     def deadline(self) -> float:
@@ -164,6 +194,8 @@ class Session:
                 if why := applies(invariant, look.subject):
                     others.append(NotApplicable(id=invariant.id, model=name, reason=why))
                     continue
+                if not self.options.takes(invariant.id, name):
+                    continue
                 planned = Check.planned(invariant.id, name, invariant.title, invariant.required)
                 if look.acquaintance is None:
                     planned = planned.settled(look.verdict, reason=look.reason)
@@ -220,15 +252,10 @@ def prepare(options: Options, contract: Contract) -> Session:
             raise UsageError(
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
-    here = [name for name, model in TRAINED.items() if model.is_here]
-    chosen = options.models or (() if options.architectures else (*models.names(), *here))
+    chosen = options.models or (() if options.architectures else fixtures_here(options.profile))
     made, unmade = architectures(options, contract)
-    subjects = [*(_subject(name) for name in chosen), *made]
-    absent = (
-        {}
-        if options.models or options.architectures
-        else {name: model.absence for name, model in TRAINED.items() if name not in here}
-    )
+    subjects = [*(subject_of(name) for name in chosen), *made]
+    absent = {} if options.models or options.architectures else _absent(options.profile)
     if len({subject.name for subject in subjects}) < len(subjects):
         raise UsageError(f"--model: two models share a name ({', '.join(each.name for each in subjects)}); rename one")
     floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
@@ -277,6 +304,15 @@ def architectures(options: Options, contract: Contract) -> tuple[list[Subject], 
     return subjects, {model.arch: model.reason for model in unmade}
 
 
+def _absent(profile: str) -> dict[str, str]:
+    """Why trained models are not examined, by name."""
+    return {
+        name: model.absence if not model.is_here else f"{name} is examined in the profile deep, or with --model {name}"
+        for name, model in TRAINED.items()
+        if not model.is_here or (model.on_request and profile != "deep")
+    }
+
+
 def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> dict[tuple[str, str], Sizing | None]:
     own = options.profile
     swept = contract.profiles[own].architectures or own
@@ -286,15 +322,27 @@ def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> 
             contract, key=lambda invariant: invariant.alone
         )  # what does not fit is left out at the end
         for look in looks
-        if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
+        if look.acquaintance
+        and options.takes(invariant.id, look.subject.name)
+        and not applies(invariant, look.subject)
+        and not undecided(invariant, look.subject)
     ]
     seconds = max(options.deadline - time.time(), 0) * options.n_workers
     sizings = fit([(each, known, examples) for each, known, _, examples in pairs], seconds)
     return {(invariant.id, model): sizing for (invariant, _, model, _), sizing in zip(pairs, sizings, strict=True)}
 
 
-def _subject(name: str) -> Subject:
-    """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares."""
+def fixtures_here(profile: str) -> tuple[str, ...]:
+    """The models that a profile examines where none is named: those the suite writes, and trained ones that were fetched."""
+    absent = _absent(profile)
+    return (*models.names(), *(name for name in TRAINED if name not in absent))
+
+
+def subject_of(name: str) -> Subject:
+    """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares.
+
+    Raises UsageError where there is none.
+    """
     is_fixture = name in (*models.names(), *TRAINED) and not Path(name).exists()
     try:
         path = fixture_path(name) if is_fixture else Path(name).expanduser()

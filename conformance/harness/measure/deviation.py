@@ -31,6 +31,7 @@ class Deviation:
         layers: one row per layer where layers were compared.
         reordered: whether both sides hold the same cells in another order.
         estimate: the value with its interval where it was estimated; it is then the interval that decides.
+        remark: what else the case showed, whatever its verdict.
 
     """
 
@@ -42,6 +43,7 @@ class Deviation:
     layers: tuple[dict[str, Any], ...] = field(default=())
     reordered: bool = False
     estimate: Estimate | None = None
+    remark: str = ""
 
     def with_cells_in_another_order(self, reordered: bool) -> Deviation:
         """The same deviation, marked."""

@@ -8,7 +8,7 @@ engine; what a text costs in tokens is said by a `Vocabulary`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -18,10 +18,8 @@ import numpy as np
 
 from .transcript import Screenshot, Text, Transcript
 
-Role = Literal["preamble", "marker", "image", "evicted", "action", "tool", "closing"]
+Role = Literal["preamble", "marker", "image", "evicted", "turn", "action", "tool", "slot_heading", "closing"]
 
-EVICTED = Text(string="[screenshot evicted]")
-"""What the document puts in the place of a screenshot that is no longer shown."""
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 """Markers around each image, of models of the Qwen-VL kind."""
 
@@ -41,7 +39,7 @@ class Vocabulary:
     """
 
     n_vocab: int
-    tokenize: Callable[[str], Sequence[int]]
+    tokenize: Callable[[str], Iterable[int]]
     _strings: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
     _parts: list[Parts] = field(default_factory=list, repr=False)
 
@@ -217,9 +215,12 @@ class Parts:
 
     Attributes:
         transcript: what was read.
-        preamble, closing: the pieces of these texts.
+        preamble: its piece.
         images: for each step the screenshot between its markers, nothing where it brought none.
+        evicted: for each step what takes the place of its screenshot.
+        turns: for each step the head of the model's turn.
         said: for each step its action and the tool's answer.
+        closings, headings: for each step the end of its prompt, and what stands in front of its terminal slot.
         screenshots: the numbers of the steps that brought one.
 
     """
@@ -227,7 +228,14 @@ class Parts:
     def __init__(self, transcript: Transcript, vocabulary: Vocabulary) -> None:
         self.transcript, self.vocabulary = transcript, vocabulary
         self.preamble = self.text(transcript.preamble, "preamble", 0)
-        self.closing = self.text(transcript.closing, "closing", len(transcript.steps))
+        numbers = range(1, len(transcript.steps) + 1)
+        self.turns = [self.text(transcript.turn, "turn", number) for number in numbers]
+        self.closings = [self.text(transcript.closing, "closing", number) for number in numbers]
+        self.headings = [self.text(transcript.slot_heading, "slot_heading", number) for number in numbers]
+        self.evicted = [
+            self.text(transcript.evicted, "evicted", number) if step.screenshot else ()
+            for number, step in enumerate(transcript.steps, 1)
+        ]
         opening, ending = (Text(string=marker) for marker in (VISION_START, VISION_END))
         self.images: list[tuple[Piece, ...]] = [
             (
@@ -245,51 +253,64 @@ class Parts:
         ]
         self.screenshots = [number for number, step in enumerate(transcript.steps, 1) if step.screenshot]
 
+        said = (
+            sum(piece.n_tokens for piece in turn + answer) for turn, answer in zip(self.turns, self.said, strict=True)
+        )
+        self._history = list(accumulate(said, initial=sum(piece.n_tokens for piece in self.preamble)))
+
     def text(self, text: Text, role: Role, number: int) -> tuple[TextPiece, ...]:
         """The piece of a text, none where it is empty."""
         tokens = self.vocabulary.tokens(text)
         return (TextPiece(tokens, role, number),) if tokens else ()
 
+    def history_tokens(self, step: int) -> int:
+        """Tokens of the preamble and of all texts before a step: what lies in front of its terminal slot."""
+        return self._history[step - 1]
+
     def action_tokens(self, step: int) -> int:
         """Tokens of a step's action."""
         return sum(piece.n_tokens for piece in self.said[step - 1] if piece.role == "action")
+
+    def ending(self, step: int) -> tuple[Piece, ...]:
+        """What the prompt of a step ends with, behind what was seen."""
+        return self.turns[step - 1] + self.closings[step - 1]
 
 
 Layout = Callable[[Transcript, int, int, Vocabulary], Prompt]
 """(transcript, step from 1, window W, vocabulary) to the prompt of that step."""
 
 
-def evict(transcript: Transcript, step: int, window: int, vocabulary: Vocabulary, *, evicted: Text = EVICTED) -> Prompt:
-    """Everything in the order in which it happened; all but the newest `window` screenshots rewritten in place to `evicted`."""
+def evict(transcript: Transcript, step: int, window: int, vocabulary: Vocabulary) -> Prompt:
+    """Everything in the order in which it happened; all but the newest `window` screenshots rewritten in place to a text."""
     parts = vocabulary.parts(transcript)
     shown = newest_screenshots(parts, step, window)
     oldest = shown[0] if shown else 0
-    pieces: list[Piece] = [*parts.preamble]
-    for number in range(1, step + 1):
-        gone = number < oldest and parts.images[number - 1]
-        pieces += parts.text(evicted, "evicted", number) if gone else parts.images[number - 1]
-        pieces += parts.said[number - 1] if number < step else ()
-    return Prompt((*pieces, *parts.closing))
+    return _chronological(
+        parts, step, [*parts.evicted[: oldest - 1], *parts.images[oldest - 1 :]] if oldest else parts.images
+    )
 
 
 def append_only(transcript: Transcript, step: int, window: int, vocabulary: Vocabulary) -> Prompt:
     """Everything in the order in which it happened, nothing rewritten; the window does not matter."""
     parts = vocabulary.parts(transcript)
     newest_screenshots(parts, step, window)
-    pieces: list[Piece] = [*parts.preamble]
-    for number in range(1, step + 1):
-        pieces += parts.images[number - 1]
-        pieces += parts.said[number - 1] if number < step else ()
-    return Prompt((*pieces, *parts.closing))
+    return _chronological(parts, step, parts.images)
 
 
 def terminal_slot(transcript: Transcript, step: int, window: int, vocabulary: Vocabulary) -> Prompt:
     """The preamble, all texts before this step, then the newest `window` screenshots, oldest first, at the end."""
     parts = vocabulary.parts(transcript)
     shown = newest_screenshots(parts, step, window)
-    history = (piece for said in parts.said[: step - 1] for piece in said)
+    history = (piece for earlier in range(step - 1) for piece in parts.turns[earlier] + parts.said[earlier])
     images = (piece for number in shown for piece in parts.images[number - 1])
-    return Prompt((*parts.preamble, *history, *images, *parts.closing))
+    return Prompt((*parts.preamble, *history, *parts.headings[step - 1], *images, *parts.ending(step)))
+
+
+def _chronological(parts: Parts, step: int, seen: Sequence[Sequence[Piece]]) -> Prompt:
+    pieces: list[Piece] = [*parts.preamble]
+    for earlier in range(step - 1):
+        pieces += (*seen[earlier], *parts.turns[earlier], *parts.said[earlier])
+    return Prompt((*pieces, *seen[step - 1], *parts.ending(step)))
 
 
 def newest_screenshots(parts: Parts, step: int, window: int) -> list[int]:

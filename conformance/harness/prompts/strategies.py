@@ -12,7 +12,8 @@ Bounds = tuple[int, int]
 
 _BYTES_PER_CHARACTER = 4  # at most, in UTF-8; no vocabulary that falls back to bytes needs more tokens
 _GRIDS = 4
-_LONGEST_CLOSING = 8
+_FIXED = ("turn", "closing", "evicted", "slot_heading")
+_LONGEST_FIXED = 30  # tokens of each text that a layout repeats
 
 
 def transcripts(
@@ -37,7 +38,7 @@ def transcripts(
         st.integers(*preamble),
         grids,
         st.integers(*steps).flatmap(lambda n: st.lists(step, min_size=n, max_size=n)),
-        st.integers(0, _LONGEST_CLOSING),
+        st.tuples(*[st.integers(0, _LONGEST_FIXED)] * len(_FIXED)),
     )
 
 
@@ -50,7 +51,7 @@ def _texts(bounds: Bounds) -> st.SearchStrategy[int | str]:
     return st.one_of(st.integers(low, high), strings) if high // _BYTES_PER_CHARACTER >= low else st.integers(low, high)
 
 
-def _transcript(preamble: int, grids: list[tuple[int, int]], drawn: list[Any], closing: int) -> Transcript:
+def _transcript(preamble: int, grids: list[tuple[int, int]], drawn: list[Any], fixed: tuple[int, ...]) -> Transcript:
     steps: list[Step] = []
     screenshots: list[Screenshot] = []
     for number, (seen, action, tool) in enumerate(drawn, 1):
@@ -69,11 +70,11 @@ def _transcript(preamble: int, grids: list[tuple[int, int]], drawn: list[Any], c
                 tool=tool if tool is None else _text(2 * number + 1, tool),
             )
         )
-    return Transcript(
-        preamble=Text.drawn(0, preamble),
-        steps=tuple(steps),
-        closing=Text.drawn(1, closing) if closing else Text(string=""),
-    )
+    others = {
+        name: Text.drawn(seed, tokens) if tokens else Text(string="")
+        for seed, (name, tokens) in enumerate(zip(_FIXED, fixed, strict=True), 2 * len(steps) + 2)
+    }
+    return Transcript(preamble=Text.drawn(0, preamble), steps=tuple(steps), **others)
 
 
 def _text(seed: int, drawn: int | str) -> Text:

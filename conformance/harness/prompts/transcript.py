@@ -85,19 +85,24 @@ class Step(_Part):
 
 
 class Transcript(_Part):
-    """A whole task.
+    """A whole task, and the fixed texts that a layout puts around its parts (each empty unless it is given).
 
     Attributes:
         preamble: system prompt, tools and task: what every prompt begins with.
         steps: in order, the first is step 1.
-        closing: what stands at the very end of each prompt and asks for the action, such as the head of the model's turn;
-            no later prompt repeats it. Empty unless it is given.
+        turn: stands in front of each action, behind what was seen, and stays there: the head of the model's turn.
+        closing: stands at the very end of each prompt, behind `turn`; no later prompt repeats it.
+        evicted: stands in the place of a screenshot that is no longer shown.
+        slot_heading: stands in front of the screenshots of a terminal slot.
 
     """
 
     preamble: Text
-    steps: Annotated[tuple[Step, ...], Field(min_length=1, description="a list of steps")]
+    steps: Annotated[tuple[Step, ...], Field(min_length=1, description="a list of steps, one at least")]
+    turn: Text = Text(string="")
     closing: Text = Text(string="")
+    evicted: Text = Text(string="[screenshot evicted]")
+    slot_heading: Text = Text(string="")
 
     @model_validator(mode="after")
     def _has_a_preamble(self) -> Transcript:

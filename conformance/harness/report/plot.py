@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from conformance.harness.report.comparison import Speed
 from conformance.harness.report.results import Check, LayerRow
 
 WIDTH, HEIGHT = 290, 18
@@ -91,6 +92,46 @@ class Scale:
             x = self.x(deviation)
             shape = f"M{x - 4:g} 9a4 4 0 1 0 8 0a4 4 0 1 0-8 0" if accepted else f"M{x - 4:g} 5l8 8m0-8l-8 8"
             marks.append(f'<path class="{"within" if accepted else "beyond"}" d="{shape}"/>')
+        return _svg("".join(marks), "plot")
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Ratios with their intervals on one log scale, from 1 / `most` to `most`, 1 in the middle."""
+
+    most: float
+
+    @classmethod
+    def of(cls, speeds: Iterable[Speed]) -> Ratios:
+        """The smallest scale that holds every ratio, interval and limit, within a factor of ten."""
+        ends = [
+            abs(math.log(value))
+            for speed in speeds
+            for value in (speed.ratio, speed.low, speed.high, speed.limit)
+            if value and math.isfinite(value)
+        ]
+        return cls(math.exp(min(max(ends, default=0.0), math.log(10)) or 1.0))
+
+    def _x(self, ratio: float) -> float:
+        share = math.log(ratio) / math.log(self.most) if ratio > 0 else -1.0
+        return round(WIDTH / 2 + min(max(share, -1), 1) * (WIDTH / 2 - _PAD), 1)
+
+    def axis(self) -> Markup:
+        """The scale itself."""
+        labels = [(self._x(value), f"{value:.2g}") for value in (1 / self.most, 1.0, self.most)]
+        return _svg("".join(f'<text x="{x:g}" y="13">{label}</text>' for x, label in labels), "axis")
+
+    def bar(self, speed: Speed) -> Markup:
+        """The ratio with its interval, and what is accepted."""
+        edge = self._x(speed.limit)
+        marks = [
+            f'<path class="zone" d="M0 0h{edge:g}v{HEIGHT}h-{edge:g}z"/><path class="limit" d="M{edge:g} 0v{HEIGHT}"/>'
+        ]
+        if speed.ratio is not None:
+            low, high = (self._x(end if end is not None else speed.ratio) for end in (speed.low, speed.high))
+            x, kind = self._x(speed.ratio), "beyond" if speed.blocks else "within"
+            marks.append(f'<path class="interval" d="M{low:g} 9H{high:g}"/>')
+            marks.append(f'<path class="{kind}" d="M{x - 3:g} 9a3 3 0 1 0 6 0a3 3 0 1 0-6 0"/>')
         return _svg("".join(marks), "plot")
 
 

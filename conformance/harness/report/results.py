@@ -89,21 +89,38 @@ class Excused(Record):
     upstream: Text | None = None
 
 
+class MeasuredCase(Record):
+    """One case of a check that ran a recorded list, and how it ended; ``remark`` holds whatever the verdict is."""
+
+    case: Annotated[Any, BeforeValidator(jsonable)]
+    verdict: Verdict
+    reason: Text | None = None
+    deviation: Number | None = None
+    floor: Number | None = None
+    limit: Number | None = None
+    remark: Text | None = None
+    replay: Text | None = None
+
+
 class Detail(BaseModel):
     """What a check has to say besides its figures; further keys are allowed and are kept as JSON.
 
-    ``expected`` and ``seen`` are the two values at the place of the deviation. ``stderr`` is what a build wrote before
-    it crashed. ``seed`` is that of the draws.
+    ``expected`` and ``seen`` are the two values at the place of the deviation. ``interval`` has the ends between which
+    noise leaves the true deviation, where it was estimated. ``stderr`` is what a build wrote before it crashed. ``seed``
+    is that of the draws. ``cases`` are all cases of a run that replayed a recorded list.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     layers: tuple[LayerRow, ...] | None = None
+    interval: tuple[Number, Number] | None = None
+    where: Text | None = None
     expected: Text | None = None
     seen: Text | None = None
     stderr: Text | None = None
     seed: int | None = None
     excused: Excused | None = None
+    cases: tuple[MeasuredCase, ...] | None = None
 
 
 class Check(Record):

@@ -47,6 +47,15 @@ def accepted(check: Check) -> str:
     return "exact only" if check.limit == 0 else f"up to {figure(check.limit)}"
 
 
+def estimated(check: Check) -> str | None:
+    """A figure with its interval and what was measured for it, on one line; None where nothing was estimated."""
+    if check.deviation is None or check.detail.interval is None:
+        return None
+    low, high = check.detail.interval
+    figures = f"{check.deviation:.3g} ({low:.3g} to {high:.3g})"
+    return f"{figures}, {check.detail.where}: {check.detail.seen}, against {check.detail.expected}"
+
+
 def is_link(text: str) -> bool:
     """Whether a text is an address of the web and nothing else, and no longer than any address has to be."""
     return re.fullmatch(r"https?://\S{1,500}", text) is not None
@@ -105,7 +114,10 @@ def describe(check: Check) -> Iterator[str]:
     if check.deviation is not None:
         quantity = f" ({check.quantity})" if check.quantity else ""
         limit = "" if check.limit is None else f"; accepted: {accepted(check)}"
-        yield f"deviation {figure(check.deviation)}{quantity} against a noise floor of {figure(check.floor)}{limit}"
+        noise = f" against a noise floor of {figure(check.floor)}"
+        if interval := check.detail.interval:
+            noise = f", which noise leaves between {figure(interval[0])} and {figure(interval[1])}"
+        yield f"deviation {figure(check.deviation)}{quantity}{noise}{limit}"
     if layers := tally_of_layers(check):
         yield printable(layers)
     if check.case is not None:
