@@ -34,6 +34,22 @@ class Cut(Case):
     kept: int
 
 
+class CutContext(Case):
+    """Of the state of a whole context so many bytes are left."""
+
+    text_seed: int
+    prefix_tokens: int
+    kept_bytes: int
+
+
+class Misdirected(Case):
+    """A state is loaded into an id that no sequence has."""
+
+    text_seed: int
+    prefix_tokens: int
+    kv_unified: bool
+
+
 class Mutated(Case):
     """In the structure of a state one field, chosen by a number, gets another value."""
 
@@ -91,17 +107,17 @@ class ForeignType(Foreign):
     loaded_as: str
 
 
-def _refused(bench: Bench, context: Context, history: list[Tokens], prompt: Tokens) -> Deviation:
+def _refused(bench: Bench, context: Context, history: list[Tokens], prompt: Tokens, sequence: int = 0) -> Deviation:
     """Whether after a refused load the sequence is unchanged, or empty in both halves, and works."""
     n = sum(map(len, history))
-    low, high = context.pos_min(), context.pos_max()
+    low, high = context.pos_min(sequence), context.pos_max(sequence)
     if high == -1 and low != -1:
         return Deviation(1.0, "half a state left", "positions", "none, or all as before", f"{low} to {high}")
     if high == -1:
         history = []
     elif high != n - 1:
         return of_count(high, n - 1, "largest position after a refused load", "")
-    logits = context.decode(prompt, start=high + 1, outputs="all")
+    logits = context.decode(prompt, start=high + 1, sequence=sequence, outputs="all")
     return of_logits(logits, bench.cold(context.settings, *history, prompt))
 
 
@@ -227,6 +243,33 @@ def test_bytes_that_are_no_state_are_refused(bench: Bench, case: Bad) -> Deviati
         context.decode(prefix)
         consumed = context.load(_bad(context.save(), case))
         return worst([_accepted(consumed), _refused(bench, context, [prefix], prompt)])
+
+
+@verifies("RB-01/truncated-context", case=CutContext)
+def test_a_cut_state_of_a_whole_context_is_refused(bench: Bench, case: CutContext) -> Deviation:
+    prefix, other, prompt = bench.texts(case.text_seed, case.prefix_tokens, 20, _NEXT)
+    settings = _SETTINGS.changed(n_seq_max=2, n_ctx=1024)
+    with bench.used_context(settings) as context, bench.used_context(settings) as elsewhere:
+        context.decode(prefix)
+        context.decode(other, sequence=1)
+        consumed = elsewhere.load_context(context.save_context()[: case.kept_bytes].copy())
+        return worst([_accepted(consumed), *(_refused(bench, elsewhere, [], prompt, sequence=s) for s in (0, 1))])
+
+
+@verifies("RB-01/load-into-no-sequence", case=Misdirected)
+def test_a_state_loaded_into_no_sequence_is_refused(bench: Bench, case: Misdirected) -> Deviation:
+    prefix, other, prompt = bench.texts(case.text_seed, case.prefix_tokens, 20, _NEXT)
+    with bench.used_context(_SETTINGS.changed(n_seq_max=2, n_ctx=1024, kv_unified=case.kv_unified)) as context:
+        context.decode(prefix)
+        context.decode(other, sequence=1)
+        consumed = context.load(context.save(), -1)
+        held = worst(
+            of_count(context.pos_max(s), len(text) - 1, f"largest position of sequence {s}", "")
+            for s, text in enumerate((prefix, other))
+        )
+        if consumed or held.value:
+            return worst([_accepted(consumed), held])
+        return _refused(bench, context, [prefix], prompt)
 
 
 @verifies("RB-01/on-device-restore-of-a-bad-blob", case=Bad)

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
+from conformance.harness.contract.known import BuildName
+from conformance.harness.contract.needs import Subject
 from conformance.harness.contract.schema import Kind
 from conformance.harness.engine import (
     Blob,
@@ -233,6 +235,19 @@ class Bench:
         return embeddings, np.stack([t, position + y, position + x, np.zeros(n, np.int32)])
 
     @property
+    def subject(self) -> Subject:
+        """The model, by the name it has in a report, with the kinds of memory that the build gives it."""
+        path = self.setup.model_path
+        is_fixture = self.setup.model in (*models.names(), *TRAINED)
+        return Subject(self.setup.model if is_fixture else path.stem, path, kinds_of_memory(self.model))
+
+    @property
+    def build_name(self) -> BuildName:
+        """What the build is called among known failures."""
+        identity = self.library.identity()
+        return BuildName.of(identity.version, identity.digest)
+
+    @property
     def layers(self) -> LayerMap | None:
         """Which model layer each layer of a blob is; None where the metadata does not tell."""
         census = self.census
@@ -294,6 +309,12 @@ def identify(build: str) -> dict[str, Any]:
     return asdict(_library(build).identity())
 
 
+def introduce(setup: Setup) -> tuple[Subject, BuildName]:
+    """Load a model in a build and say what both are called."""
+    bench = _bench(setup)
+    return bench.subject, bench.build_name
+
+
 def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
     """A first look at a model: its kinds, what works, how noisy it is, how fast.
 
@@ -328,7 +349,7 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
                 max(of_layers(compare(state, other, by_position=True)).value for _, other in others),
             )
     return Acquaintance(
-        kinds=_kinds(bench.model),
+        kinds=kinds_of_memory(bench.model),
         capabilities=frozenset(_capabilities(bench)),
         floors=measured,
         prefill_tokens_per_second=speed,
@@ -337,7 +358,7 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
     )
 
 
-def _kinds(model: Model) -> frozenset[Kind]:
+def kinds_of_memory(model: Model) -> frozenset[Kind]:
     """What memory the build gives a model."""
     kinds: set[Kind] = {"recurrent"} if model.is_recurrent else {"attention"}
     if model.is_hybrid:

@@ -24,6 +24,13 @@ class BuildName:
     version: str | None = None
     digest: str | None = None
 
+    @classmethod
+    def of(cls, version: str, digest: str) -> BuildName:
+        """The name of a build that says its version as "package 1.2.3" and the digest of its files."""
+        package, _, number = version.partition(" ")
+        last = number.rpartition(".")[2] if package == "xllamacpp" else ""
+        return cls(int(last) if last.isdigit() else None, package or None, number or None, digest)
+
 
 @dataclass(frozen=True)
 class Known:

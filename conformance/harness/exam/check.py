@@ -7,8 +7,10 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import conformance
 from conformance.harness.bench import Bench, Case, Measurement, Setup, measure
 from conformance.harness.contract.ties import Registry
 from conformance.harness.measure.deviation import Deviation
@@ -72,6 +74,14 @@ def check_of(reference: str) -> BoundCheck:
     module, _, name = reference.partition(":")
     check: BoundCheck = getattr(importlib.import_module(module), name).check
     return check
+
+
+def every_check() -> dict[str, BoundCheck]:
+    """All checks of this checkout, by id."""
+    for path in sorted(Path(conformance.__file__).parent.glob("test_*.py")):
+        importlib.import_module(f"conformance.{path.stem}")
+    places = {id: tie.test.rpartition(".") for tie in REGISTRY for id in tie.ids}
+    return {id: check_of(f"{module}:{name}") for id, (module, _, name) in places.items()}
 
 
 def run_case(setup: Setup, reference: str, fields: dict[str, Any]) -> Measurement:

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import hypothesis
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from conformance.harness.bench import FLOAT_TYPES, Acquaintance, Case, Floor, Setup, meet
+from conformance.harness.contract.known import Known, load_known_failures
 from conformance.harness.contract.load import Contract, load_specs
 from conformance.harness.contract.schema import Accept, Invariant, Profile
 from conformance.harness.engine import DecodeError, ModelError, StateError
@@ -41,6 +43,12 @@ _PATIENCE = (
 def contract() -> Contract:
     """What must hold: the specs of this checkout."""
     return load_specs(SPECS, (*models.names(), *TRAINED))
+
+
+@lru_cache(maxsize=1)
+def known_failures() -> tuple[Known, ...]:
+    """The faults that upstream is known to have, by this checkout."""
+    return load_known_failures(SPECS / "known_failures")
 
 
 @dataclass(frozen=True)

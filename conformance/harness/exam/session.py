@@ -110,14 +110,7 @@ class Session:
 
     @property
     def _build_name(self) -> BuildName:
-        package, _, version = self.identity["version"].partition(" ")
-        number = version.rpartition(".")[2] if package == "xllamacpp" else ""
-        return BuildName(
-            number=int(number) if number.isdigit() else None,
-            package=package or None,
-            version=version or None,
-            digest=self.identity["digest"],
-        )
+        return BuildName.of(self.identity["version"], self.identity["digest"])
 
     def expecting(self, entries: Sequence[Known]) -> Session:
         """The same session, told which failures are known."""

@@ -2,7 +2,7 @@
 
 from .blob import SequenceFile, is_sequence_file, parse, split_file
 from .census import Census, census
-from .compare import Difference, LayerComparison, PartDeviation, compare, first_difference
+from .compare import Difference, LayerComparison, PartDeviation, at_positions_of, compare, first_difference
 from .edit import part, splice
 from .sequence import (
     AttentionCache,
@@ -33,6 +33,7 @@ __all__ = [
     "Rows",
     "SequenceFile",
     "SequenceState",
+    "at_positions_of",
     "census",
     "compare",
     "first_difference",
