@@ -444,6 +444,7 @@ FAULTS: dict[str, Fault] = {
         "every restore needs 400 MiB",
         (
             "RB-01/mutated-header",
+            "RB-01/every-field",
             "RB-01/mutated-file",
         ),
         "mamba2-mini",
@@ -505,6 +506,8 @@ FAULTS: dict[str, Fault] = {
             "RB-01/random-bytes",
             "RB-01/on-device-restore-of-a-bad-blob",
             "RB-01/truncated-context",
+            "RB-01/every-cut",
+            "RB-01/positions-out-of-range",
             "RB-01/load-into-no-sequence",
             "RP-01/quantized-cache-on-device",
             "RP-12/other-cache-type",
