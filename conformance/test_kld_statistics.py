@@ -19,9 +19,9 @@ from conformance.harness.exam.examination import contract
 from conformance.harness.measure.deviation import Deviation, of_amount, of_count, worst
 from conformance.harness.measure.kld import KldRun, KldStatistics, Scores, score, score_records, similarity
 from conformance.harness.measure.kld_base import read_base, write_base
-from conformance.harness.precision.document import Document, Rederivation, load_document, rederive
+from conformance.harness.measure.rederivation import Rederivation
+from conformance.harness.precision.document import Document, cache_mib, load_document, rederive
 from conformance.harness.precision.emulation import settings_for
-from conformance.harness.precision.memory import MIB, Run
 
 Tokens = NDArray[np.int32]
 _SIZE_KEYS = "/kv_mib/"
@@ -243,7 +243,7 @@ def test_the_documents_arithmetic_comes_out_again(bench: Bench, case: Claims) ->
     for line in lines:
         if line.id.startswith(case.document_model + _SIZE_KEYS):
             kind, tail = line.id.split("/")[2:]
-            size = _mib(bench, document, case.document_model, kind, int(tail))
+            size = cache_mib(document, case.document_model, kind, int(tail), bench.reference.footprint)
             if abs(size - Fraction(line.stated)) > Fraction(1, 100):
                 wrong.append(line.id)
     return Deviation(
@@ -259,12 +259,6 @@ def _document() -> Document:
 @cache
 def _rederived() -> list[Rederivation]:
     return rederive(_document())
-
-
-def _mib(bench: Bench, document: Document, model: str, kind: str, tail: int) -> Fraction:
-    geometry = document.geometry[model]
-    run = Run(geometry.rows, ubatch=document.setup.ubatch, tail=tail)
-    return Fraction(bench.reference.footprint(geometry.layers, run, kind).total, MIB)
 
 
 @verifies("KS-06", case=Steps)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,6 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from conformance.harness import builds
 from conformance.harness.builds import BUILD_HELP
@@ -48,6 +46,7 @@ from conformance.harness.precision.ladder import (
 )
 from conformance.harness.precision.scoring import Scorer, native_types
 from conformance.harness.precision.tail import TailError
+from conformance.harness.report.document import print_rederivations
 from conformance.harness.report.ladder import terminal_table, write_forms
 from fixtures import models
 from fixtures.corpora import CorpusError, corpus
@@ -91,7 +90,7 @@ def ladder(
     """Measure a ladder, or derive the document's figures again."""
     with _refusing():
         if document:
-            _print_document()
+            print_rederivations(rederive(load_document()))
             return
         path = _path(model)
         census = census_of_gguf(path)
@@ -213,17 +212,6 @@ def _bos(model: Model) -> int | None:
     if model.metadata("tokenizer.ggml.add_bos_token") != "true":
         return None
     return int(model.metadata("tokenizer.ggml.bos_token_id") or 1)
-
-
-def _print_document() -> None:
-    table = Table("figure", "says", "stated", "derived", "verdict", box=None)
-    found = rederive(load_document())
-    for line in found:
-        table.add_row(line.id, line.says, line.stated, line.derived, line.verdict)
-    console = Console(highlight=False, width=200 if not sys.stdout.isatty() else None)
-    console.print(table)
-    counts = {verdict: sum(line.verdict == verdict for line in found) for verdict in ("agrees", "disagrees", "unknown")}
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
 if __name__ == "__main__":

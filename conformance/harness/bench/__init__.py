@@ -9,11 +9,13 @@ from .bench import (
     Piece,
     Setup,
     Tokens,
+    bench_of,
     measure,
     meet,
     try_on_device,
 )
 from .case import FLOAT_TYPES, Case, Decode
+from .clock import decode_seconds
 
 __all__ = [
     "FLOAT_TYPES",
@@ -27,6 +29,8 @@ __all__ = [
     "Piece",
     "Setup",
     "Tokens",
+    "bench_of",
+    "decode_seconds",
     "measure",
     "meet",
     "try_on_device",

@@ -118,6 +118,7 @@ _OPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_get_name": (_s, (_p,)),
     "ggml_get_data": (_p, (_p,)),
     "ggml_nbytes": (_z, (_p,)),
+    "llama_kvarn_type_from_name": (_i, (_s,)),
 }
 _STRUCT_RESULTS = ("llama_context_default_params", "llama_model_default_params", "llama_perf_context")
 

@@ -50,7 +50,7 @@ class EncodedImage:
     """An image as the text model reads it.
 
     Attributes:
-        embeddings: float32 [nx * ny, width], row by row from the top left.
+        embeddings: float32 [nx * ny, n_embd_inp], row by row from the top left.
         nx, ny: tokens across and down. With multi-dimensional positions the image takes max(nx, ny) positions.
 
     """
@@ -119,14 +119,6 @@ class Vision:
         self._nodes_of.add(sentinel)
         return False
 
-    @property
-    def width(self) -> int:
-        """Values of one embedding: what the model's input takes."""
-        library = self.model.library
-        if library.has("llama_model_n_embd_inp"):
-            return int(library.llama_model_n_embd_inp(self.model.handle))
-        return self.model.n_embd
-
     def grid(self, pixels: Pixels) -> tuple[int, int]:
         """Tokens across and down that an image becomes, without encoding it."""
         with _Chunk(self, pixels) as chunk:
@@ -154,7 +146,7 @@ class Vision:
             address = self._call["mtmd_get_output_embd"](self.handle)
             if not address:
                 raise StateError("mtmd_get_output_embd gave no embeddings after an image was encoded")
-            shape = chunk.nx * chunk.ny, self.width
+            shape = chunk.nx * chunk.ny, self.model.n_embd_inp
             view = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), shape)
             return EncodedImage(view.copy(), chunk.nx, chunk.ny)
 
