@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from conformance.harness.bench import Bench, Case, decode_seconds
+from conformance.harness.bench import DECODED, Bench, Case, decode_seconds
 from conformance.harness.engine import Context, ContextSettings, StateError
 from conformance.harness.exam import verifies
 from conformance.harness.measure.deviation import Deviation, of_estimate
@@ -31,11 +32,11 @@ from conformance.harness.measure.timing import (
 
 _PAD = 256  # builds read whole multiples of so many cells
 _SHARES = (0.0625, 0.25, 0.5, 0.75, 1.0)  # of the context: the depths that a line is fitted to
-_CHUNK = 64
+_CHUNK, _UBATCH = 64, 128
 
 
 class Timed(Case):
-    """One token is decoded in every context in each of `blocks` rounds, behind `context_tokens` of context."""
+    """A token is timed in every context in each of `blocks` rounds, behind `context_tokens` of context."""
 
     context_tokens: int
     blocks: int
@@ -46,10 +47,10 @@ class Timed(Case):
         """Of every interval, 0 to 1."""
         return self.confidence_percent / 100
 
-    @property
-    def room(self) -> int:
-        """Cells that the tokens decoded while time is taken need, and some."""
-        return -(-(self.blocks + 1) // _PAD) * _PAD
+    def settings(self, tokens: int, **more: Any) -> ContextSettings:
+        """Room for some tokens and those decoded behind them; the micro-batches are short, for the buffers' sake."""
+        room = -(-DECODED * (self.blocks + 1) // _PAD) * _PAD
+        return ContextSettings(n_ctx=tokens + room, n_ubatch=_UBATCH, **more)
 
     def seconds(self, contexts: Mapping[str, Context]) -> dict[str, Doubles]:
         """Seconds per token in each context, float64 [blocks]."""
@@ -79,6 +80,12 @@ class Typed(Timed):
     """Keys and values are of a cache type."""
 
     cache_type: str
+
+
+class Tailed(Typed):
+    """The newest `tail` rows are exact."""
+
+    tail: int
 
 
 @contextmanager
@@ -132,7 +139,7 @@ _WAYS: dict[str, Callable[[Bench, Context, int, Context], None]] = {
 @verifies("DC-02", case=Timed)
 def test_decode_takes_as_long_whatever_filled_the_cache(bench: Bench, case: Timed) -> Deviation:
     tokens, reference = case.context_tokens, "prefilled"
-    settings = ContextSettings(n_ctx=tokens + case.room, n_seq_max=2, kv_unified=True)
+    settings = case.settings(tokens, n_seq_max=2, kv_unified=True)
     with _contexts(bench, settings, (reference, *_WAYS)) as contexts:
         contexts[reference].decode(*bench.texts(0, tokens), outputs="none")
         for way, fill in _WAYS.items():
@@ -150,11 +157,10 @@ def test_decode_takes_as_long_whatever_filled_the_cache(bench: Bench, case: Time
 # -- DC-03, DC-06
 
 
-def _line(bench: Bench, case: Timed, settings: ContextSettings) -> AffineFit:
+def _line(bench: Bench, case: Timed, **settings: Any) -> AffineFit:
     """Seconds per token against context, over contexts of several depths."""
     depths = [int(case.context_tokens * share) for share in _SHARES]
-    roomy = settings.changed(n_ctx=case.context_tokens + case.room)
-    with _contexts(bench, roomy, map(str, depths)) as contexts:
+    with _contexts(bench, case.settings(case.context_tokens, **settings), map(str, depths)) as contexts:
         for depth, context in zip(depths, contexts.values(), strict=True):
             bench.fill(context, depth)
         seconds = case.seconds(contexts)
@@ -169,38 +175,46 @@ def _in_words(line: AffineFit) -> str:
     )
 
 
-def _rise(line: AffineFit, case: Timed, expected: str, seen: str = "") -> Deviation:
+def _rise(line: AffineFit, case: Timed, expected: str, what: str = "", more: str = "") -> Deviation:
     rise = line.rise(case.context_tokens)
     where = f"{case.context_tokens} tokens of context"
-    return of_estimate(rise, "time, added by the context as a share", where, expected, _in_words(line) + seen)
+    return of_estimate(rise, "time, added by the context as a share", where, expected, what + _in_words(line) + more)
 
 
 @verifies("DC-03/attention", case=Timed)
 def test_attention_makes_a_token_slower_with_context(bench: Bench, case: Timed) -> Deviation:
-    return _rise(_line(bench, case, ContextSettings()), case, "a slope")
+    return _rise(_line(bench, case), case, "a slope")
 
 
 @verifies("DC-03/share-of-attention", case=Timed)
 def test_attention_is_a_third_of_a_tokens_time(bench: Bench, case: Timed) -> Deviation:
-    return _rise(_line(bench, case, ContextSettings()), case, "attention in a third of the time")
+    return _rise(_line(bench, case), case, "attention in a third of the time")
 
 
 @verifies("DC-03/recurrent", case=Timed)
 def test_recurrent_layers_take_as_long_at_any_depth(bench: Bench, case: Timed) -> Deviation:
-    line = _line(bench, case, ContextSettings())
+    line = _line(bench, case)
     rise = size(line.rise(case.context_tokens))
     where = f"{case.context_tokens} tokens of context"
     return of_estimate(rise, "time, added or taken by the context as a share", where, "no slope", _in_words(line))
 
 
-@verifies("DC-06", case=Typed)
+@verifies("DC-06/cache-types", case=Typed)
 def test_quantized_caches_make_a_token_slower_with_context_too(bench: Bench, case: Typed) -> Deviation:
-    exact, typed = (
-        _line(bench, case, ContextSettings(flash_attn="on", type_k=name, type_v=name))
-        for name in ("f16", case.cache_type)
-    )
+    return _against_f16(bench, case)
+
+
+@verifies("DC-06/native-tail", case=Tailed)
+def test_a_tail_makes_a_token_slower_with_context_too(bench: Bench, case: Tailed) -> Deviation:
+    return _against_f16(bench, case, kv_tail=case.tail)
+
+
+def _against_f16(bench: Bench, case: Typed, **more: Any) -> Deviation:
+    exact = _line(bench, case, flash_attn="on")
+    typed = _line(bench, case, flash_attn="on", type_k=case.cache_type, type_v=case.cache_type, **more)
     times = typed.per_token.value / exact.per_token.value
-    return _rise(typed, case, f"a slope; f16: {_in_words(exact)}", f", {times:.2f} x the slope of f16")
+    seen = f", {times:.2f} x the slope of f16"
+    return _rise(typed, case, f"a slope; f16: {_in_words(exact)}", f"{case.cache_type}: ", seen)
 
 
 # -- DC-04
@@ -210,7 +224,7 @@ def test_quantized_caches_make_a_token_slower_with_context_too(bench: Bench, cas
 def test_every_doubling_of_the_context_makes_a_token_slower(bench: Bench, case: Doubled) -> Deviation:
     depths = [case.context_tokens >> halved for halved in range(case.doublings, -1, -1)]
     names = [f"{depth} tokens" for depth in depths]
-    settings = ContextSettings(n_ctx=case.context_tokens + case.room)
+    settings = case.settings(case.context_tokens)
     with _contexts(bench, settings, names) as contexts:
         for depth, context in zip(depths, contexts.values(), strict=True):
             bench.fill(context, depth)
@@ -223,7 +237,7 @@ def test_every_doubling_of_the_context_makes_a_token_slower(bench: Bench, case: 
 
 @verifies("DC-04/bounded", case=Timed)
 def test_steps_that_go_back_to_a_checkpoint_do_not_slow_down(bench: Bench, case: Timed) -> Deviation:
-    settings = ContextSettings(n_ctx=case.context_tokens + case.room)
+    settings = case.settings(case.context_tokens)
     with bench.context(settings) as bounded, bench.context(settings) as untouched:
         bench.fill(bounded, case.context_tokens)
         bench.fill(untouched, case.context_tokens)
@@ -245,7 +259,7 @@ def test_steps_that_go_back_to_a_checkpoint_do_not_slow_down(bench: Bench, case:
 
 @verifies("DC-05/sequence-ids", case=ManySequences)
 def test_a_token_of_the_last_sequence_takes_as_long_as_one_of_the_first(bench: Bench, case: ManySequences) -> Deviation:
-    settings = ContextSettings(n_ctx=case.context_tokens + case.room, n_seq_max=case.sequences, kv_unified=True)
+    settings = case.settings(case.context_tokens, n_seq_max=case.sequences, kv_unified=True)
     first, last = "sequence 0", f"sequence {case.sequences - 1}"
     with _contexts(bench, settings, (first, last)) as contexts:
         bench.fill(contexts[first], case.context_tokens)
@@ -261,7 +275,7 @@ def test_a_token_of_the_last_sequence_takes_as_long_as_one_of_the_first(bench: B
 @verifies("DC-05/fragmentation", case=Holes)
 def test_holes_in_the_cache_cost_no_more_than_tokens_there_would(bench: Bench, case: Holes) -> Deviation:
     spanned = 2 * case.context_tokens
-    settings = ContextSettings(n_ctx=spanned + case.room, n_seq_max=2, kv_unified=True)
+    settings = case.settings(spanned, n_seq_max=2, kv_unified=True)
     (text,) = bench.texts(0, case.context_tokens)
     holes, whole, short = "with holes", f"{spanned} tokens", f"{case.context_tokens} tokens"
     with _contexts(bench, settings, (holes, whole, short)) as contexts:

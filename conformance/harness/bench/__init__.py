@@ -15,9 +15,10 @@ from .bench import (
     try_on_device,
 )
 from .case import FLOAT_TYPES, Case, Decode
-from .clock import decode_seconds
+from .clock import DECODED, decode_seconds
 
 __all__ = [
+    "DECODED",
     "FLOAT_TYPES",
     "Acquaintance",
     "Bench",

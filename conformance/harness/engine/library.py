@@ -345,6 +345,16 @@ class Library:
             if hasattr(library, name):
                 getattr(library, name)(self._log_callback, None)
 
+    @property
+    def has_tail(self) -> bool:
+        """Whether contexts of this build take a precision tail, in fields as the fork BeeLlama has them."""
+        return self.context_layout.has("kv_tail_tokens")
+
+    @property
+    def has_kvarn(self) -> bool:
+        """Whether contexts of this build take KVarN types, in fields as the fork BeeLlama has them."""
+        return self.context_layout.has("kvarn_type") and self.has("llama_kvarn_type_from_name")
+
     def default_params(self, layout: abi.Layout, function: str) -> Any:
         """A params struct of the given layout, filled with the build's own defaults."""
         seen = abi.probe(getattr(self._handle, function))

@@ -6,7 +6,7 @@ import numpy as np
 
 from conformance.harness.engine import Blob, Context, ContextSettings, Model, StateFlags, TokenBatch
 
-_MUCH = 48  # tokens; several times the work of any single one here
+_MUCH = 24  # tokens; several times the work of any single one here
 _WINDOW = 100
 
 
@@ -63,10 +63,10 @@ class SlowerWithEveryRestore(_WorksMore):
 
 
 class SlowerWithDepth(_WorksMore):
-    """Works more for every 32 tokens of context."""
+    """Works more for every 128 tokens of context."""
 
     def _more(self, batch: TokenBatch) -> int:
-        return 0 if batch.positions is None else int(batch.positions[0]) // 32
+        return 0 if batch.positions is None else int(batch.positions[0]) // 128
 
 
 class SlowerWhenShort(_WorksMore):
@@ -74,6 +74,13 @@ class SlowerWhenShort(_WorksMore):
 
     def _more(self, batch: TokenBatch) -> int:
         return 0 if batch.positions is None else max(self.n_ctx - int(batch.positions[0]), 0) // 32
+
+
+class NativeTailSlowerWhenShort(SlowerWhenShort):
+    """The same, of a build that offers a tail of its own."""
+
+    def __init__(self, model: Model, settings: ContextSettings | None = None) -> None:
+        super().__init__(model, (settings or ContextSettings()).changed(kv_tail=0))
 
 
 class SlowInOtherSequences(_WorksMore):
@@ -107,3 +114,21 @@ class KeepsAWindow(Context):
             self.clear()
             self.load(window, 0)
         return super().process(batch)
+
+
+class SlowImages(Context):
+    """Decodes every image twice, the first time for nothing."""
+
+    def __init__(self, model: Model, settings: ContextSettings | None = None) -> None:
+        super().__init__(model, settings)
+        self._other = Context(model, settings)
+
+    def process(self, batch: TokenBatch) -> int:
+        if batch.embeddings is not None:
+            self._other.clear(contents=False)
+            self._other.process(batch)
+        return super().process(batch)
+
+    def close(self) -> None:
+        self._other.close()
+        super().close()
