@@ -34,7 +34,9 @@ from conformance.harness.report.store import ReportError
 from conformance.harness.report.verdict import summarise
 
 FLOORS = st.sampled_from([0.0, 1e-9, 3e-9])
-DEVIATIONS = st.one_of(st.just(0.0), st.floats(1e-12, 1e-3), st.sampled_from([math.inf, math.nan]))
+# 2e-7 lies between the limits of the two floors, 3.005e-7 beyond the larger by less than a floor
+NEAR = st.sampled_from([9e-8, 2e-7, 2.999e-7, 3.005e-7, 4e-7])
+DEVIATIONS = st.one_of(st.just(0.0), NEAR, st.floats(1e-12, 1e-3), st.sampled_from([math.inf, math.nan]))
 FACTOR = 100
 
 
