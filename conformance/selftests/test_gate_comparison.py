@@ -124,6 +124,19 @@ def test_a_regression_is_beyond_the_noise_of_both_builds(checks: tuple[Check, Ch
         assert outcome == "pass"
 
 
+@pytest.mark.parametrize(
+    ("floors", "before", "after", "outcome"),
+    [
+        ((3e-9, 3e-9), 2.999e-7, 3.005e-7, "unknown"),  # beyond the limit, by less than the noise
+        ((3e-9, 3e-9), 2.0e-7, 3.005e-7, "regression"),
+        ((3e-9, 1e-9), 0.0, 2e-7, "pass"),  # beyond its own limit, within that of the noisier baseline
+        ((1e-9, 1e-9), 0.0, 2e-7, "regression"),
+    ],
+)
+def test_noise_is_no_regression(floors: tuple[float, float], before: float, after: float, outcome: str) -> None:
+    assert classify(measured([before], floors[0]), measured([after], floors[1]))[0] == outcome
+
+
 @given(measured_twice())
 def test_a_regression_one_way_is_a_repair_the_other_way(checks: tuple[Check, Check]) -> None:
     before, after = checks
