@@ -13,9 +13,11 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -276,7 +278,9 @@ def test_a_source_is_compiled_and_says_how_far_it_is(
     index: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     go = tmp_path / "go"
-    write_source(index, f"import pathlib, time\n    while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)")
+    write_source(
+        index, f"import pathlib, time\n    for _ in range(2000): pathlib.Path({str(go)!r}).exists() or time.sleep(0.01)"
+    )
     build = builds.parse("pypi:llama-cpp-python==0.3.35")
     assert build
     said: list[str] = []
@@ -291,6 +295,26 @@ def test_a_source_is_compiled_and_says_how_far_it_is(
     assert go.exists()
     assert builds.resolve(str(build)).read_text() == "library"
     assert "pip compiles it: 10 to 15 minutes on two cores" in capfd.readouterr().err
+
+
+def test_a_compiler_ends_with_the_fetch_that_started_it(index: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    act = f"import os, pathlib, signal; pathlib.Path({str(started)!r}).write_text(str(os.getpid())); signal.pause()"
+    write_source(index, act)
+    build = builds.parse("pypi:llama-cpp-python==0.3.35")
+    assert build
+    (tmp_path / "client").mkdir()
+
+    def tell(how_far: str) -> None:
+        if started.exists() and started.read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        registries.obtain(build, tmp_path / "client", tell)
+    compiler = int(started.read_text())
+    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        psutil.Process(compiler).wait(30)
+    assert not psutil.pid_exists(compiler) or psutil.Process(compiler).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_source_that_does_not_compile_is_refused_in_one_line(index: Path) -> None:

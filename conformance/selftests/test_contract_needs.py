@@ -122,3 +122,11 @@ def test_a_kind_that_must_not_be_there_rules_a_model_out(
 ) -> None:
     assert applies(invariant(lacks=lacks), subject(has)) == reason
     assert undecided(invariant(lacks=lacks), subject(None)) is not None
+
+
+def test_times_are_not_asked_of_a_model_that_was_made_for_its_architecture() -> None:
+    timed = invariant().model_copy(update={"alone": True})
+    made = Subject("some", Path("m.gguf"), frozenset({"attention"}), is_fixture=False, is_made=True)
+    assert "measures times" in (applies(timed, made) or "")
+    assert applies(invariant(), made) is None
+    assert applies(timed, subject({"attention"}, fixture=False)) is None

@@ -7,10 +7,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from packaging.version import Version
@@ -100,7 +102,14 @@ def _run(command: Sequence[str], folder: Path, tell: Tell) -> tuple[int, str]:
     environment: Mapping[str, str] = {**os.environ, "TMPDIR": str(work), "npm_config_cache": str(folder / "npm")}
     begin = time.monotonic()
     with log.open("w") as stream:
-        client = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment)
+        client = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=environment,
+            start_new_session=True,  # so that a compiler it started ends with it
+        )
         try:
             while True:
                 try:
@@ -109,7 +118,8 @@ def _run(command: Sequence[str], folder: Path, tell: Tell) -> tuple[int, str]:
                 except subprocess.TimeoutExpired:
                     tell(f"{_step(log) or _size(folder)}, {time.monotonic() - begin:.0f} s")
         finally:
-            client.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(client.pid, signal.SIGKILL)
             client.wait()
     return code, log.read_text(errors="replace")
 

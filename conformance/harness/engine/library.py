@@ -61,6 +61,7 @@ _REQUIRED: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_n_swa": (_i, (_p,)),
     "llama_model_rope_type": (_i, (_p,)),
     "llama_model_size": (_u64, (_p,)),
+    "llama_model_n_params": (_u64, (_p,)),
     "llama_model_is_recurrent": (_b, (_p,)),
     "llama_model_is_hybrid": (_b, (_p,)),
     "llama_model_desc": (_i, (_p, _p, _z)),
@@ -344,6 +345,16 @@ class Library:
         for name in setters:
             if hasattr(library, name):
                 getattr(library, name)(self._log_callback, None)
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether contexts of this build take a precision tail, in fields as the fork BeeLlama has them."""
+        return self.context_layout.has("kv_tail_tokens")
+
+    @property
+    def has_kvarn(self) -> bool:
+        """Whether contexts of this build take KVarN types, in fields as the fork BeeLlama has them."""
+        return self.context_layout.has("kvarn_type") and self.has("llama_kvarn_type_from_name")
 
     def default_params(self, layout: abi.Layout, function: str) -> Any:
         """A params struct of the given layout, filled with the build's own defaults."""

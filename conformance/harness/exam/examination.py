@@ -16,7 +16,7 @@ from typing import Any
 
 from conformance.harness.bench import FLOAT_TYPES, Acquaintance, Case, Floor, Setup, meet
 from conformance.harness.contract.load import Contract, load_specs
-from conformance.harness.contract.schema import Accept, Invariant, Profile
+from conformance.harness.contract.schema import Accept, Ceiling, Invariant, Profile
 from conformance.harness.engine import BuildError, DecodeError, ModelError, StateError
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.measure.deviation import Deviation
@@ -69,6 +69,10 @@ class Refuted(Exception):
         self.case, self.outcome = case, outcome
 
 
+class _ShrinkingEnds(BaseException):
+    """The time for shrinking is over; hypothesis lets it through, so that it draws no more cases for nothing."""
+
+
 def floors_of(invariant: Invariant) -> tuple[Floor, ...]:
     """The kinds of noise that an invariant's rules are held against: none for counts, that of repeats for bits."""
     rules = [rule for rule in (invariant.accept, invariant.accept_reordered) if rule and rule.rule in _NOISE_RULES]
@@ -91,11 +95,13 @@ def measured_floor(accept: Accept, acquaintance: Acquaintance, case: Case | None
     return max(noise.state if accept.quantity == "state" else noise.logits for noise in noises)
 
 
-def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviation: Deviation) -> Outcome:
+def judge(
+    invariant: Invariant, acquaintance: Acquaintance, ceiling: Ceiling, case: Case, deviation: Deviation
+) -> Outcome:
     """What a measured deviation means.
 
     Where bits must agree and the build does not even repeat itself, a deviation within that noise is UNKNOWN: it shows
-    neither a fault nor its absence.
+    neither a fault nor its absence. So is one that passes only because the noise is above its ceiling.
     """
     accept = (deviation.reordered and invariant.accept_reordered) or invariant.accept
     floor = measured_floor(accept, acquaintance, case)
@@ -104,6 +110,10 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     if invariant.alone and estimate is None:
         return Outcome("UNKNOWN", "a time without an interval tells nothing", deviation, floor, limit)
     holds = estimate.lies_within(*accept.bounds(floor)) if estimate else accept.holds(deviation.value, floor)
+    most = ceiling.of(accept.quantity)
+    if holds and accept.rule == "within_floor" and deviation.value > accept.limit(most):
+        reason = f"too noisy to tell: runs that should agree lie {floor:.3g} apart, the most to build a limit on is {most:.3g}"
+        return Outcome("UNKNOWN", reason, deviation, floor, limit)
     if holds:
         return Outcome("PASS", None, deviation, floor, limit)
     if estimate and holds is None:
@@ -123,10 +133,12 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     return Outcome("FAIL", why, deviation, floor, limit)
 
 
-def _judged(measured: Callable[[], Deviation], invariant: Invariant, acquaintance: Acquaintance, case: Case) -> Outcome:
+def _judged(
+    measured: Callable[[], Deviation], invariant: Invariant, acquaintance: Acquaintance, ceiling: Ceiling, case: Case
+) -> Outcome:
     """The outcome of measuring a case, whatever the measurement raises."""
     try:
-        return judge(invariant, acquaintance, case, measured())
+        return judge(invariant, acquaintance, ceiling, case, measured())
     except ChildDeath as death:
         return Outcome(death.verdict, f"the build {death}", stderr=death.stderr)
     except (DecodeError, StateError) as error:
@@ -155,6 +167,7 @@ class Examination:
 
     Attributes:
         acquaintance: the model's measured floors.
+        ceiling: the most noise that a limit may be built on.
         recorded: cases to run instead of drawing, all of them whatever they show; None draws.
         database: folder where hypothesis keeps examples that failed; None keeps none.
         deadline: when the whole run's budget ends, in seconds since the epoch.
@@ -169,6 +182,7 @@ class Examination:
     examples: int
     seed: int
     acquaintance: Acquaintance
+    ceiling: Ceiling
     child: Child
     recorded: Sequence[dict[str, Any]] | None = None
     database: Path | None = None
@@ -181,6 +195,7 @@ class Examination:
     _in_library: float = 0.0
     _shrink_until: float = math.inf
     _verdict: Verdict | None = None
+    _smallest: Refuted | None = None
     _draw_until: float = math.inf
 
     def take(self, check: BoundCheck) -> Check:
@@ -222,6 +237,9 @@ class Examination:
             )
         except Refuted as refuted:
             return refuted.case, refuted.outcome
+        except _ShrinkingEnds:
+            assert self._smallest is not None
+            return self._smallest.case, self._smallest.outcome
         return None, self._closest
 
     @property
@@ -248,10 +266,12 @@ class Examination:
         return case, failed[case]
 
     def _attempt(self, check: BoundCheck, case: Case) -> None:
-        """Measure a case, once; after the time for drawing or for shrinking is over, let new cases pass unseen."""
+        """Measure a case, once; after the time for drawing is over let new cases pass unseen, after that for shrinking end."""
         if case not in self._outcomes:
             now = time.perf_counter()
-            if now > min(self._shrink_until, self._draw_until):
+            if now > self._shrink_until:
+                raise _ShrinkingEnds
+            if now > self._draw_until:
                 self._left_out += self._shrink_until == math.inf
                 return
             outcome = self._noted(check, case)
@@ -260,7 +280,8 @@ class Examination:
                 self._verdict = outcome.verdict
         outcome = self._outcomes[case]
         if outcome.verdict == self._verdict:  # shrinking never turns a crash into a failure, nor that into a doubt
-            raise Refuted(case, outcome)
+            self._smallest = Refuted(case, outcome)
+            raise self._smallest
 
     def _noted(self, check: BoundCheck, case: Case) -> Outcome:
         self.note_case(case)
@@ -281,7 +302,7 @@ class Examination:
             deviation: Deviation = measurement.deviation
             return deviation
 
-        return _judged(measured, self.invariant, self.acquaintance, case)
+        return _judged(measured, self.invariant, self.acquaintance, self.ceiling, case)
 
     def _report(self, check: BoundCheck, case: Case | None, outcome: Outcome, seconds: float) -> Check:
         deviation = outcome.deviation
@@ -371,12 +392,14 @@ def replay(
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     setup = Setup(build, model, fault, n_threads, other)
     check = check_of(reference)
-    invariant, drawn = contract()[check.id], check.case(**case)
+    specs = contract()
+    invariant, drawn = specs[check.id], check.case(**case)
     acquaintance = meet(setup, floors_of(invariant))
     if other is not None:
         with Child() as child:
             acquaintance = acquaintance.beside(child.call(meet, Setup(other, model), floors_of(invariant)))
-    outcome = _judged(lambda: run_case(setup, reference, case).deviation, invariant, acquaintance, drawn)
+    ceiling = specs.ceilings[acquaintance.weights]
+    outcome = _judged(lambda: run_case(setup, reference, case).deviation, invariant, acquaintance, ceiling, drawn)
     print(f"{outcome.verdict} {check.id} on {model}: {invariant.title}")
     print(f"case: {json.dumps(case)}")
     if outcome.reason:
