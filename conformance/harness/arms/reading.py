@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image as Picture
 from PIL import UnidentifiedImageError
 
-from conformance.harness.engine import Model, Pixels, Vision
+from conformance.harness.engine import Library, Model, Pixels, Vision
 from conformance.harness.prompts.layouts import PromptError, Vocabulary
 from conformance.harness.prompts.transcript import Screenshot
 
@@ -121,6 +121,17 @@ def encoder_of(vision: Vision) -> Callable[[Pixels], Image]:
         return Image(encoded.embeddings, encoded.nx, encoded.ny)
 
     return encode
+
+
+def try_vision(build: str, model: str, mmproj: str) -> None:
+    """Encode one small image; what a child process is asked to do before this one trusts a file that was never tried.
+
+    Raises:
+        EngineError: the build refuses the model, the mmproj or both together.
+
+    """
+    with Model(Library(build), model) as loaded, Vision(loaded, mmproj) as vision:
+        vision.encode(drawn_pixels(Screenshot(width=4, height=4)))
 
 
 def _noise(screenshot: Screenshot, width: int) -> npt.NDArray[np.float32]:

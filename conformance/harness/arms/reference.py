@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from conformance.harness.measure.rederivation import Rederivation
+
 from .counts import COUNTED, ArmName, CountedArm, StepCounts, counts, crossover, require_room
+from .document import Document, rederive
+from .optimum import Optimum, TaskOptimum, optimum, optimum_of
 
 
 @dataclass(frozen=True)
@@ -16,3 +20,6 @@ class AgentReference:
     counts: Callable[..., tuple[StepCounts, ...]] = counts
     crossover: Callable[..., int | None] = crossover
     require_room: Callable[..., None] = require_room
+    optimum_of: Callable[..., TaskOptimum] = optimum_of
+    optimum: Callable[..., Optimum] = optimum
+    rederive: Callable[[Document], list[Rederivation]] = rederive

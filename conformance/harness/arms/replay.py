@@ -22,8 +22,6 @@ from .profile import StepProfile
 from .reading import Embeddings, Reader
 from .terminal_slot import Checkpoint, CheckpointKind, Cursor, Image, Logits, TerminalSlot
 
-_SAID = ("preamble", "action", "tool")
-
 
 def calls(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, ...]]:
     """The pieces that are prefilled together: an image alone, the texts between two places that a prompt can change at.
@@ -37,9 +35,9 @@ def calls(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, ...]]:
 def _call_of(piece: Piece) -> object:
     if isinstance(piece, ImagePiece):
         return piece  # frozen, and different steps differ
-    if piece.role in ("marker", "closing"):
+    if piece.role in ("marker", "slot_heading", "closing"):
         return piece.role, piece.step
-    return piece.step  # what an evicted screenshot became, the action and the tool of one step; 0 is the preamble
+    return piece.step  # what an evicted screenshot became, turn, action and tool of one step; 0 is the preamble
 
 
 def tokens_of(pieces: Sequence[Piece]) -> list[int]:
@@ -121,6 +119,7 @@ class Chronological(Arm):
 
     def __init__(self, cursor: Cursor, reader: Reader, transcript: Transcript, window: int) -> None:
         super().__init__(cursor, reader, transcript, window)
+        self.step = 0
         self._held: tuple[Piece, ...] = ()
         self._points: list[Checkpoint] = [cursor.checkpoint()]
         self._closes = bool(reader.vocabulary.tokens(transcript.closing))
@@ -139,7 +138,7 @@ class Chronological(Arm):
 
     def look(self, step: int) -> Asked:
         """Come back to what the prompt shares with the cache, and prefill the rest."""
-        prompt = self.prompt(step)
+        self.step, prompt = step, self.prompt(step)
         reused = self._return(prompt)
         rest = prompt.after(reused)
         previous = next(
@@ -219,8 +218,8 @@ class Evict(Chronological):
 
     def reaches(self, prompt: Prompt, point: Checkpoint) -> bool:
         """Once a screenshot was evicted, only the preamble."""
-        evicts = any(piece.role == "evicted" for piece in prompt.pieces)
-        return not evicts or point.cells <= prompt.starts[1].tokens
+        seen = sum(step.screenshot is not None for step in self.transcript.steps[: self.step])
+        return seen <= self.window or point.cells <= prompt.starts[1].tokens
 
 
 class Terminal(Arm):
@@ -244,11 +243,12 @@ class Terminal(Arm):
         """Remember what was said since, then prefill the window."""
         prompt = self.prompt(step)
         reused = self.slot.checkpoint.cells
-        history = [piece for piece in prompt.pieces if piece.role in _SAID]
+        window = prompt.after(self.reader.vocabulary.parts(self.transcript).history_tokens(step))
+        history = prompt.pieces[: len(prompt.pieces) - len(window)]
         for together in calls([piece for piece in history if piece.step > self._remembered]):
             self.slot.remember(tokens_of(together))
         self._remembered = step - 1
-        self.slot.look([self._read(together) for together in calls(prompt.pieces[len(history) :])])
+        self.slot.look([self._read(together) for together in calls(window)])
         return self._asked(prompt, reused)
 
     def act(self, step: int) -> None:

@@ -201,10 +201,11 @@ class Bench:
         self._scores: dict[tuple[bytes, int, Arm], Scores] = {}
         self._cold: dict[tuple[ContextSettings, tuple[bytes, ...]], Logits] = {}
 
-    @cached_property
+    @property
     def other(self) -> Child:
         """A process for the second build, under this one's memory limit; a call there names that build in its `Setup`."""
-        return Child()
+        assert self.setup.other is not None
+        return _process_for(self.setup.other)
 
     def context(self, settings: ContextSettings) -> Context:
         """A new context, to be used as a context manager."""
@@ -352,6 +353,11 @@ class Bench:
         if "vision" in vars(self):
             self.vision.close()
         self.model.close()
+
+
+@lru_cache(maxsize=1)
+def _process_for(_build: str) -> Child:
+    return Child()
 
 
 @lru_cache(maxsize=16)

@@ -69,6 +69,10 @@ class Refuted(Exception):
         self.case, self.outcome = case, outcome
 
 
+class _ShrinkingEnds(BaseException):
+    """The time for shrinking is over; hypothesis lets it through, so that it draws no more cases for nothing."""
+
+
 def floors_of(invariant: Invariant) -> tuple[Floor, ...]:
     """The kinds of noise that an invariant's rules are held against: none for counts, that of repeats for bits."""
     rules = [rule for rule in (invariant.accept, invariant.accept_reordered) if rule and rule.rule in _NOISE_RULES]
@@ -181,6 +185,7 @@ class Examination:
     _in_library: float = 0.0
     _shrink_until: float = math.inf
     _verdict: Verdict | None = None
+    _smallest: Refuted | None = None
     _draw_until: float = math.inf
 
     def take(self, check: BoundCheck) -> Check:
@@ -222,6 +227,9 @@ class Examination:
             )
         except Refuted as refuted:
             return refuted.case, refuted.outcome
+        except _ShrinkingEnds:
+            assert self._smallest is not None
+            return self._smallest.case, self._smallest.outcome
         return None, self._closest
 
     @property
@@ -248,10 +256,12 @@ class Examination:
         return case, failed[case]
 
     def _attempt(self, check: BoundCheck, case: Case) -> None:
-        """Measure a case, once; after the time for drawing or for shrinking is over, let new cases pass unseen."""
+        """Measure a case, once; after the time for drawing is over let new cases pass unseen, after that for shrinking end."""
         if case not in self._outcomes:
             now = time.perf_counter()
-            if now > min(self._shrink_until, self._draw_until):
+            if now > self._shrink_until:
+                raise _ShrinkingEnds
+            if now > self._draw_until:
                 self._left_out += self._shrink_until == math.inf
                 return
             outcome = self._noted(check, case)
@@ -260,7 +270,8 @@ class Examination:
                 self._verdict = outcome.verdict
         outcome = self._outcomes[case]
         if outcome.verdict == self._verdict:  # shrinking never turns a crash into a failure, nor that into a doubt
-            raise Refuted(case, outcome)
+            self._smallest = Refuted(case, outcome)
+            raise self._smallest
 
     def _noted(self, check: BoundCheck, case: Case) -> Outcome:
         self.note_case(case)

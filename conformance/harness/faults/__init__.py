@@ -11,8 +11,9 @@ from conformance.harness.arms.reference import AgentReference
 from conformance.harness.arms.replay import ARM_TYPES, ArmParts
 from conformance.harness.engine import Context, HighLevel
 from conformance.harness.precision.reference import Reference
+from conformance.harness.prompts.layouts import evict
 
-from . import arm_lies, lies, precision_lies, slow_lies
+from . import arm_lies, layout_lies, lies, precision_lies, slow_lies
 
 
 @dataclass(frozen=True)
@@ -775,6 +776,9 @@ FAULTS: dict[str, Fault] = {
         "qwen3-mini",
         arm_parts=ArmParts(cursor=arm_lies.HoardsStates),
     ),
+    "slow-images": Fault(
+        "every image is decoded twice, the first time for nothing", ("AA-13",), "holo3-mini", slow_lies.SlowImages
+    ),
     "logits-are-no-numbers": Fault(
         "a value among the logits is not a number", ("AA-10",), "qwen3-mini", arm_lies.LogitsAreNoNumbers
     ),
@@ -789,6 +793,70 @@ FAULTS: dict[str, Fault] = {
         ("RP-11",),
         "qwen35-mini",
         arm_lies.DeviceStateOneLate,
+    ),
+    "hit-across-an-eviction": Fault(
+        "what evict rewrote is counted as reused",
+        ("AA-01", "AA-01/the-documents-trace"),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("evict", reused=layout_lies.hit_across_an_eviction)),
+    ),
+    "no-evict-rewrites": Fault(
+        "no-evict rewrites older screenshots",
+        ("AA-02", "AA-05"),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("append_only", layout=evict)),
+    ),
+    "newest-text-twice": Fault(
+        "the terminal slot appends the newest text twice",
+        ("AA-03", "AA-03/equal-steps", "AA-04"),
+        "holo3-mini",
+        agent=AgentReference(
+            counted=layout_lies.counted("terminal_slot", layout=layout_lies.with_the_newest_text_twice)
+        ),
+    ),
+    "window-one-wider": Fault(
+        "the terminal slot shows W + 1 screenshots",
+        ("AA-09", "AA-03", "AA-03/equal-steps", "AA-04"),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("terminal_slot", layout=layout_lies.one_screenshot_more)),
+    ),
+    "oldest-screenshot-shown": Fault(
+        "the terminal slot shows the first screenshot of all in the place of the oldest of the window",
+        ("AA-09",),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("terminal_slot", layout=layout_lies.oldest_screenshots)),
+    ),
+    "checkpoint-counted-one-image-late": Fault(
+        "the first screenshot of the window is counted as part of the checkpoint",
+        ("AA-03",),
+        "holo3-mini",
+        agent=AgentReference(
+            counted=layout_lies.counted("terminal_slot", reused=layout_lies.checkpoint_one_image_late)
+        ),
+    ),
+    "positions-by-tokens": Fault(
+        "positions advance by an image's tokens",
+        ("AA-14",),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("terminal_slot", layout=layout_lies.positions_by_tokens)),
+    ),
+    "room-for-positions-forgotten": Fault(
+        "a task that takes more positions than were trained on is accepted",
+        ("AA-14",),
+        "holo3-mini",
+        agent=AgentReference(require_room=layout_lies.room_for_positions_forgotten),
+    ),
+    "crossover-one-late": Fault(
+        "the crossover is said to be one step later",
+        ("AA-08",),
+        "holo3-mini",
+        agent=AgentReference(crossover=layout_lies.crossover_one_late),
+    ),
+    "sink-rewritten": Fault(
+        "evict drops the first token of the preamble",
+        ("SP-05",),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("evict", layout=layout_lies.sink_rewritten)),
     ),
 }
 
