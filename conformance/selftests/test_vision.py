@@ -143,7 +143,7 @@ def test_a_gate_of_a_millionth_would_miss_the_swapped_axes_of_a_small_image_that
         closing=Text.drawn(5, 60),
     )
     check = check_of("conformance.test_agent_arms:test_each_step_of_the_terminal_slot_equals_a_prefill_from_scratch")
-    case = check.case(transcript=task, window=1, ubatch=512, checkpoints="partial")
+    case = check.case.model_validate({"transcript": task, "window": 1, "ubatch": 512, "checkpoints": "partial"})
     swapped, true = (
         measure(Setup("bundled", "holo3-mini", fault), check.body, case).deviation.value
         for fault in ("axes-swapped", None)
