@@ -163,3 +163,25 @@ def test_the_arms_run_and_go_on_where_they_stopped(tmp_path: Path) -> None:
     assert broken.returncode == 2
     assert "evict.jsonl:2: " in broken.stderr
     assert len(broken.stderr.splitlines()) == 1
+
+
+def test_the_benchmark_prints_each_figure_beside_what_it_must_reach() -> None:
+    done = tool("benchmark", "kld", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    assert "positions/s  >= 1000" in done.stdout
+    assert "load" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("tail", "--model", "mamba2-mini"), "attention"),
+        (("native", "--model", "nowhere.gguf"), "nowhere.gguf"),
+        (("native", "--model", "qwen3-mini", "--perplexity", "/nonexistent"), "/nonexistent"),
+        (("native", "--model", "qwen3-mini", "--perplexity", "/bin/false"), "is it llama-perplexity?"),
+    ],
+)
+def test_a_benchmark_that_cannot_run_ends_in_one_line_and_exit_code_2(arguments: tuple[str, ...], says: str) -> None:
+    done = tool("benchmark", *arguments, "--repeats", "1")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert says in done.stderr
