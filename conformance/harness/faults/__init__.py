@@ -13,7 +13,7 @@ from conformance.harness.engine import Context, HighLevel
 from conformance.harness.precision.reference import Reference
 from conformance.harness.prompts.layouts import evict
 
-from . import arm_lies, layout_lies, lies, precision_lies, slow_lies
+from . import arm_lies, layout_lies, lies, optimum_lies, precision_lies, slow_lies
 
 
 @dataclass(frozen=True)
@@ -889,6 +889,66 @@ FAULTS: dict[str, Fault] = {
         ("SP-05",),
         "holo3-mini",
         agent=AgentReference(counted=layout_lies.counted("evict", layout=layout_lies.sink_rewritten)),
+    ),
+    "optimum-clamped": Fault(
+        "the optimum is never worse than evict",
+        ("OP-01",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.clamped),
+    ),
+    "decode-swapped-too": Fault(
+        "the optimum decodes as fast as no-evict does",
+        ("OP-01",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.with_decode_of_no_evict),
+    ),
+    "means-before-the-difference": Fault(
+        "the optimum is computed from means over tasks",
+        ("OP-01",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.means_before_the_difference),
+    ),
+    "residual-hidden": Fault(
+        "a negative rest of wall time is told as none",
+        ("OP-02",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.residual_hidden),
+    ),
+    "energy-by-prefill": Fault(
+        "energy is scaled by the share of new prefill",
+        ("OP-03",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.energy_by_prefill),
+    ),
+    "new-content-without-markers": Fault(
+        "two tokens of every step's new content are forgotten",
+        ("OP-04",),
+        "holo3-mini",
+        agent=AgentReference(optimum_of=optimum_lies.without_markers),
+    ),
+    "long-tasks-kept": Fault(
+        "tasks of more than 20 steps enter the means",
+        ("OP-05",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.long_tasks_kept),
+    ),
+    "digits-taken-for-exact": Fault(
+        "printed digits are taken for exact numbers",
+        ("OP-06",),
+        "holo3-mini",
+        agent=AgentReference(rederive=optimum_lies.rederive_from_exact_digits),
+    ),
+    "bound-without-disclaimer": Fault(
+        "the bound is told like any figure",
+        ("OP-07",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.without_disclaimer),
+    ),
+    "bound-told-as-measured": Fault(
+        "every figure is labelled as measured",
+        ("OP-07",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.told_as_measured),
     ),
 }
 
