@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from conformance.harness.arms.counts import COUNTED, ArmName, StepCounts, crossover
+from conformance.harness.arms.cost import Call, PrefillCost, calls_behind
+from conformance.harness.arms.counts import ARMS, COUNTED, ArmName, StepCounts, crossover
 from conformance.harness.arms.counts import counts as counts_of
 from conformance.harness.arms.profile import StepProfile
 from conformance.harness.arms.reading import Reader, drawn_pixels, encoder_of
@@ -20,8 +21,17 @@ from conformance.harness.engine import Context, ContextSettings, Logits, Pixels
 from conformance.harness.engine.child import Child
 from conformance.harness.engine.process import resident_bytes
 from conformance.harness.exam import NotDecidable, verifies
-from conformance.harness.measure.deviation import Deviation, of_amount, of_count, of_layers, of_logits, worst
+from conformance.harness.measure.deviation import (
+    Deviation,
+    of_amount,
+    of_count,
+    of_estimate,
+    of_layers,
+    of_logits,
+    worst,
+)
 from conformance.harness.measure.kld import score
+from conformance.harness.measure.timing import Estimate, largest, ratio, symmetric
 from conformance.harness.prompts.layouts import ImagePiece, Prompt, TextPiece
 from conformance.harness.prompts.transcript import Screenshot, Step, Text, Transcript
 from conformance.harness.state import compare
@@ -90,6 +100,20 @@ class LongLoop(Case):
     steps: int
     window: int
     allowed_kib: int
+
+
+class TimedLoop(Case):
+    """A task of equal steps, replayed by every arm in each of `blocks` rounds, between measurements of single calls."""
+
+    text_seed: int
+    preamble_tokens: int
+    said_tokens: int
+    steps: int
+    width: int
+    height: int
+    window: int
+    blocks: int
+    confidence_percent: int
 
 
 def _context(bench: Bench, transcript: Transcript, window: int, ubatch: int, *arms: ArmName) -> ContextSettings:
@@ -386,3 +410,53 @@ def test_positions_are_those_of_the_layout_and_within_the_trained_context(bench:
             of_count(beyond, bench.model.n_ctx_train, "positions within the trained context", "positions")
         )
     return worst(deviations)
+
+
+@verifies("AA-13", case=TimedLoop)
+def test_the_prefill_of_every_arm_takes_what_an_affine_model_predicts(bench: Bench, case: TimedLoop) -> Deviation:
+    steps = tuple(
+        Step(
+            screenshot=Screenshot(width=case.width, height=case.height, seed=number),
+            action=Text.drawn(case.text_seed + number, case.said_tokens),
+        )
+        for number in range(case.steps)
+    )
+    preamble = Text.drawn(case.text_seed, case.preamble_tokens)
+    loop = Loop(transcript=Transcript(preamble=preamble, steps=steps), window=case.window, ubatch=512)
+    settings = _context(bench, loop.transcript, case.window, 512, *ARMS)
+    deepest = settings.n_ctx - _SPARE_CELLS
+    image, said = case.width * case.height, case.said_tokens
+    singles = [Call(n, share * deepest // 3) for n in (1, said, image, 2 * said) for share in range(3)]
+    made: dict[ArmName, list[list[Call]]] = {arm: [] for arm in ARMS}
+    taken: dict[ArmName, list[float]] = {arm: [] for arm in ARMS}
+    of_singles = []
+    for _ in range(case.blocks):
+        with bench.context(settings) as context:
+            of_singles.append([_seconds_of(context, bench, call) for call in singles])
+        for arm in ARMS:
+            with bench.context(settings) as context:
+                run = ProfiledRun(context, _arm(bench, context, arm, loop), "timed")
+                for number in range(1, case.steps + 1):
+                    profile = run.step(number)
+                    assert run.asked is not None
+                    if calls_made := calls_behind(run.asked.prompt, run.asked.reused):
+                        made[arm].append(calls_made)
+                        taken[arm].append(profile.prefill_seconds)
+    cost = PrefillCost.fit(singles, np.median(of_singles, axis=0).tolist())
+    factors: dict[str, Estimate] = {
+        arm: symmetric(ratio(taken[arm], [cost.seconds(each) for each in made[arm]], case.confidence_percent / 100))
+        for arm in ARMS
+    }
+    name, worst_factor = largest(factors)
+    told = ", ".join(f"{arm} {factor.value:.3f}" for arm, factor in factors.items())
+    return of_estimate(worst_factor, "prefill time against the model, as a factor", name, "1", told)
+
+
+def _seconds_of(context: Context, bench: Bench, call: Call) -> float:
+    """Seconds that a call takes, at its depth in a context that it leaves empty."""
+    context.seq_rm(0)
+    front, text = bench.texts(0, max(call.depth, 1), call.tokens)
+    context.decode(front, start=0, outputs="none")
+    before = context.seconds
+    context.decode(text, start=len(front))
+    return context.seconds - before

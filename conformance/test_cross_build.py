@@ -160,16 +160,17 @@ def _read(setup: Setup, case: Exchange, load: Callable[[Context], int]) -> Readi
 
 
 def _read_partial(setup: Setup, case: Exchange, blob: Blob) -> Reading:
-    """Go on from the text, load, remove what lies behind it, and see what follows."""
+    """Go on from the text, load, remove what lies behind it, and see what follows; after a refusal, begin again."""
     bench, settings = bench_of(setup), _settings(case)
     prefix, detour, suffix, _ = case.texts(bench)
     with bench.context(settings) as context:
         context.decode(prefix)
         context.decode(detour)
         consumed = context.load(blob, flags=StateFlags.PARTIAL_ONLY)
-        if consumed and not context.seq_rm(0, len(prefix)):
-            raise StateError("the build refused to remove the attention suffix after a partial restore")
-        start = len(prefix) + (0 if consumed else len(detour))
-        seen = context.decode(suffix, start=start, outputs="all")
-    pieces = (prefix, suffix) if consumed else (prefix, detour, suffix)
-    return Reading(consumed, of_logits(seen, bench.cold(settings, *pieces)))
+        begin = len(prefix) if consumed else 0
+        if not context.seq_rm(0, begin):
+            raise StateError(f"the build refused to remove what lies behind position {begin}")
+        if not consumed:
+            context.decode(prefix)
+        seen = context.decode(suffix, start=len(prefix), outputs="all")
+    return Reading(consumed, of_logits(seen, bench.cold(settings, prefix, suffix)))

@@ -82,6 +82,12 @@ class Typed(Timed):
     cache_type: str
 
 
+class Tailed(Typed):
+    """The newest `tail` rows are exact."""
+
+    tail: int
+
+
 @contextmanager
 def _contexts(bench: Bench, settings: ContextSettings, names: Iterable[str]) -> Iterator[dict[str, Context]]:
     with ExitStack() as stack:
@@ -169,10 +175,10 @@ def _in_words(line: AffineFit) -> str:
     )
 
 
-def _rise(line: AffineFit, case: Timed, expected: str, seen: str = "") -> Deviation:
+def _rise(line: AffineFit, case: Timed, expected: str, what: str = "", more: str = "") -> Deviation:
     rise = line.rise(case.context_tokens)
     where = f"{case.context_tokens} tokens of context"
-    return of_estimate(rise, "time, added by the context as a share", where, expected, _in_words(line) + seen)
+    return of_estimate(rise, "time, added by the context as a share", where, expected, what + _in_words(line) + more)
 
 
 @verifies("DC-03/attention", case=Timed)
@@ -193,11 +199,22 @@ def test_recurrent_layers_take_as_long_at_any_depth(bench: Bench, case: Timed) -
     return of_estimate(rise, "time, added or taken by the context as a share", where, "no slope", _in_words(line))
 
 
-@verifies("DC-06", case=Typed)
+@verifies("DC-06/cache-types", case=Typed)
 def test_quantized_caches_make_a_token_slower_with_context_too(bench: Bench, case: Typed) -> Deviation:
-    exact, typed = (_line(bench, case, flash_attn="on", type_k=name, type_v=name) for name in ("f16", case.cache_type))
+    return _against_f16(bench, case)
+
+
+@verifies("DC-06/native-tail", case=Tailed)
+def test_a_tail_makes_a_token_slower_with_context_too(bench: Bench, case: Tailed) -> Deviation:
+    return _against_f16(bench, case, kv_tail=case.tail)
+
+
+def _against_f16(bench: Bench, case: Typed, **more: Any) -> Deviation:
+    exact = _line(bench, case, flash_attn="on")
+    typed = _line(bench, case, flash_attn="on", type_k=case.cache_type, type_v=case.cache_type, **more)
     times = typed.per_token.value / exact.per_token.value
-    return _rise(typed, case, f"a slope; f16: {_in_words(exact)}", f", {times:.2f} x the slope of f16")
+    seen = f", {times:.2f} x the slope of f16"
+    return _rise(typed, case, f"a slope; f16: {_in_words(exact)}", f"{case.cache_type}: ", seen)
 
 
 # -- DC-04

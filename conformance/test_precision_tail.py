@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.harness.bench import Bench, Case
-from conformance.harness.engine import CacheSide
+from conformance.harness.engine import CacheSide, Context
 from conformance.harness.exam import NotDecidable, Undecided, verifies
+from conformance.harness.exam.examination import contract
 from conformance.harness.measure.deviation import Deviation, nmse, of_amount, of_count, of_logits, of_printed, worst
 from conformance.harness.measure.kld import median_change, surprise
 from conformance.harness.precision.body import body
@@ -167,14 +168,31 @@ def first_attention_layer(bench: Bench) -> int:
     return bench.census.attention[0].index
 
 
-def exact_rows(bench: Bench, layer: int, side: CacheSide, text: Tokens, ubatch: int) -> NDArray[np.float16]:
-    """A layer's rows [tokens, width] as the exact cache holds them when nothing has been rewritten."""
-    with bench.context(settings_for(len(text), ubatch, swa_full=True)) as context:
+Sides = dict[CacheSide, NDArray[np.float16]]
+
+
+def exact_rows(bench: Bench, layer: int, text: Tokens, ubatch: int) -> Sides:
+    """A layer's K and V rows [tokens, width] as the exact cache holds them when nothing has been rewritten."""
+    whole: Sides = {}
+    with bench.context(settings_for(len(text), ubatch)) as context:
         context.decode(text, outputs="none")
-        positions, rows = bench.rows(context, layer, side)
-        whole = np.zeros((len(text), rows.shape[1]), np.float16)
-        whole[positions] = rows
+        for side in SIDES:
+            positions, rows = every_row(bench, context, layer, side, len(text))
+            whole[side] = np.zeros((len(text), rows.shape[1]), np.float16)
+            whole[side][positions] = rows
     return whole
+
+
+def every_row(
+    bench: Bench, context: Context, layer: int, side: CacheSide, n: int
+) -> tuple[Tokens, NDArray[np.float16]]:
+    """Positions and rows of a layer in a context that decoded n tokens with `swa_full`.
+
+    Those that a window has left behind too, where the build tells where its cache lies: they are not in a saved state.
+    """
+    positions, saved = bench.rows(context, layer, side)
+    found = context.cache_rows(side, layer, n, saved.shape[1] * saved.itemsize)
+    return (positions, saved) if found is None else (np.arange(n, dtype=np.int32), found.view(np.float16).copy())
 
 
 def of_rows(wrong: NDArray[np.bool_], what: str) -> Deviation:
@@ -197,10 +215,11 @@ def test_the_newest_rows_are_exact_the_older_ones_are_the_bodys_and_one_softmax_
         logits = case.open(bench, context).decode(text, outputs="last")[-1]
         seen = {side: bench.rows(context, layer, side) for side in SIDES}
     found.append(_unseen(bench, case, text, logits))
-    for side in SIDES:
+    whole = exact_rows(bench, layer, text, case.ubatch)
+    for side, exact in whole.items():
         positions, rows = seen[side]
-        found.append(of_count(len(positions), case.tokens, f"{side.upper()} rows of layer {layer}", "rows"))
-        exact = exact_rows(bench, layer, side, text, case.ubatch)
+        visible = case.tokens if window is None else min(case.tokens, window)  # older ones need not be saved
+        found.append(of_count(min(len(positions), visible), visible, f"{side.upper()} rows of layer {layer}", "rows"))
         kept = body(case.body, shape.key_dim if side == "k" else shape.value_dim, side)
         older = _older(case, kept.group, 0 if window else kept.sink, window)
         expected = exact.copy()
@@ -332,9 +351,9 @@ def test_a_tail_does_not_repair_far_retrieval(bench: Bench, case: Far) -> Deviat
     layer = first_attention_layer(bench)
     shape = next(each for each in bench.census.attention or () if each.index == layer)
     exact, coarse = [], []
-    for side, head_dim in (("k", shape.key_dim), ("v", shape.value_dim)):
-        rows = exact_rows(bench, layer, side, text, 32).astype(np.float32)  # type: ignore[arg-type]
-        kept = body(case.body, head_dim, side)  # type: ignore[arg-type]
+    for side, halves in exact_rows(bench, layer, text, 32).items():
+        rows, head_dim = halves.astype(np.float32), shape.key_dim if side == "k" else shape.value_dim
+        kept = body(case.body, head_dim, side)
         exact.append(rows[:, :head_dim])
         coarse.append(kept.round_trip(rows)[:, :head_dim])
     older = np.arange(0, case.tokens - case.tail - 1, 7)
@@ -383,8 +402,9 @@ def test_a_trained_model_copies_from_beyond_the_tail_as_the_body_lets_it(bench: 
 @verifies("PT-06", case=Request)
 def test_a_tail_resolves_to_the_length_that_body_and_window_give_it(bench: Bench, case: Request) -> Deviation:
     kvarn = case.body.startswith("kvarn")
-    groups = max((case.tail + GROUP - 1) // GROUP, 1)
-    expected = min(GROUP * groups if kvarn else case.tail, case.window)
+    group = int(contract()["PT-06"].figures["group_rows"].value)
+    groups = max((case.tail + group - 1) // group, 1)
+    expected = min(group * groups if kvarn else case.tail, case.window)
     seen = bench.reference.resolve_tail(case.tail, kvarn=kvarn, window=case.window)
     found = [of_count(seen, expected, f"a tail of {case.tail} over {case.body} with a window of {case.window}", "rows")]
     own = bench.census.sliding_window
@@ -394,7 +414,7 @@ def test_a_tail_resolves_to_the_length_that_body_and_window_give_it(bench: Bench
         except CodecError:
             return worst(found)  # these heads do not fit the body; what a window does is still told above
         for layer in bench.census.attention or ():
-            whole = GROUP * groups if kvarn else case.tail
+            whole = group * groups if kvarn else case.tail
             given = tailed.resolved_tail(layer.index, "k")
             promoted = layer.sliding and own is not None and whole >= own
             found.append(
@@ -536,14 +556,14 @@ def _inexact_in_the_window(bench: Bench, case: InWindow) -> Deviation:
         choice = CacheChoice.of(case.body, window + case.beyond)
         tailed = bench.reference.tailed(context, bench.census, choice)
         tailed.decode(text, outputs="none")
-        seen = [(side, *bench.rows(context, sliding, side)) for side in SIDES]
+        seen = [(side, *every_row(bench, context, sliding, side, case.tokens)) for side in SIDES]
         kept = int(tailed.exact_rows(whole).sum())
     before_last_step = (case.tokens - 1) // case.ubatch * case.ubatch
     expected = max(window + case.beyond, case.tokens - before_last_step)
     found = [of_count(kept, expected, f"exact rows of layer {whole}, which has no window", "rows")]
+    exact = exact_rows(bench, sliding, text, case.ubatch)
     for side, positions, rows in seen:
-        exact = exact_rows(bench, sliding, side, text, case.ubatch)[positions]
-        wrong = (rows.view(np.uint16) != exact.view(np.uint16)).any(axis=1)
+        wrong = (rows.view(np.uint16) != exact[side][positions].view(np.uint16)).any(axis=1)
         found.append(of_rows(wrong, f"{side.upper()} rows of sliding layer {sliding}"))
     return worst([*found, *_stated_sizes(bench, "gemma")])
 

@@ -100,12 +100,19 @@ def describe(
     """What each build is: numbers, digest, struct layouts, format of its states, and whether it decodes a tiny model."""
     with _refusing():
         path = fixture_path(model)
-        found = [builds.describe(reference, path) for reference in references or [BUNDLED]]
+    found, refused = [], []
+    for reference in references or [BUNDLED]:
+        try:
+            found.append(builds.describe(reference, path))
+        except EngineError as error:
+            refused.append(str(error))
     if as_json:
         typer.echo(json.dumps([each.as_dict() for each in found], indent=1))
-    else:
+    elif found:
         _console().print(_table(found, model))
-    raise typer.Exit(any(each.runs != "DECODES" for each in found))
+    for problem in refused:
+        typer.echo(problem, err=True)
+    raise typer.Exit(2 if refused else any(each.runs != "DECODES" for each in found))
 
 
 def _table(found: list[Description], model: str) -> Table:

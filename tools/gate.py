@@ -68,6 +68,8 @@ def main(
         write_comparison(comparison, report)
     except (EngineError, UsageError, SpecError, ReportError) as error:
         _refuse(str(error))
+    except KeyboardInterrupt:
+        _refuse("interrupted: there is no answer; what is complete is reused by the next run")
     except OSError as error:
         _refuse(f"--report {report}: {error.filename or report}: {error.strerror}; name a folder that can be written")
     print_comparison(comparison, console)

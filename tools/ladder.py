@@ -35,12 +35,14 @@ from conformance.harness.precision.document import load_document, rederive
 from conformance.harness.precision.ladder import (
     LadderError,
     LadderPlan,
+    PairChange,
     arms_of,
     as_dict,
     check_arms,
     claim,
     cut,
     measure,
+    pairs,
     rows,
     sha256_of,
 )
@@ -48,11 +50,10 @@ from conformance.harness.precision.scoring import Scorer, native_types
 from conformance.harness.precision.tail import TailError
 from conformance.harness.report.document import print_rederivations
 from conformance.harness.report.ladder import terminal_table, write_forms
-from fixtures import models
 from fixtures.corpora import CorpusError, corpus
-from fixtures.trained import TRAINED, fixture_path
+from fixtures.trained import FetchError, model_path
 
-_REFUSED = (CodecError, CorpusError, EngineError, GGUFError, KldError, LadderError, TailError)
+_REFUSED = (CodecError, CorpusError, EngineError, FetchError, GGUFError, KldError, LadderError, TailError)
 
 
 @contextmanager
@@ -92,18 +93,18 @@ def ladder(
         if document:
             print_rederivations(rederive(load_document()))
             return
-        path = _path(model)
+        path = model_path(model)
         census = census_of_gguf(path)
         if not census.attention:
             raise LadderError(
                 f"{path}: no attention layers are known of architecture {census.arch!r}; use another model"
             )
         names = [name.strip() for name in types.split(",")]
-        own = [name for name in names if native and name in native_types()]
-        arms = arms_of(names, _numbers(tails), own)
-        check_arms(arms, census)
-        text = corpus(corpus_name)
-        with Model(builds.load(build), path) as loaded:
+        check_arms(arms_of(names, _numbers(tails), ()), census, path.name)
+        text, library = corpus(corpus_name), builds.load(build)
+        own = [name for name in names if native and name in native_types(library)]
+        arms = arms_of(names, _numbers(tails), own, _numbers(tails) if library.has_tail else (0,))
+        with Model(library, path) as loaded:
             _run(loaded, census, text, arms, context, chunks, ubatch, threads, base, out, corpus_name)
 
 
@@ -120,7 +121,7 @@ def _run(
     out: Path,
     corpus_name: str,
 ) -> None:
-    tokens = cut(loaded.tokenize(text, special=False), context, chunks, _bos(loaded))
+    tokens = cut(loaded.tokenize(text, special=False), context, chunks, _bos(loaded), corpus_name)
     digest = sha256_of(loaded.path)
     identity = {
         "model": loaded.path.stem,
@@ -142,10 +143,11 @@ def _run(
         for done, total in measure(plan, scorer, out / "scores", records):
             progress.update(task, completed=done, total=total, description=f"arm {done} of {total}")
     table = [as_dict(row) for row in rows(plan, census, out / "scores", ubatch)]
-    write_forms(out, table, {**identity, "chunks": chunks, "positions": table[0]["positions"]}, _notes(ubatch))
+    notes = [*map(_pair, pairs(plan, out / "scores")), *_notes(ubatch)]
+    write_forms(out, table, {**identity, "chunks": chunks, "positions": table[0]["positions"]}, notes)
     console = Console(highlight=False)
     console.print(terminal_table(table))
-    for note in _notes(ubatch):
+    for note in notes:
         console.print(note, style="dim")
     console.print(f"results in {out}")
 
@@ -164,6 +166,14 @@ def _base_of(
     else:
         kept = write_base(path, plan.tokens, (scorer.exact(tokens) for tokens in plan.tokens), digest)
     return kept.records
+
+
+def _pair(pair: PairChange) -> str:
+    change = pair.change
+    return (
+        f"K above V: {pair.name} at tail {pair.tail} has a median of {pair.median:.6f}, the reverse {pair.reverse} "
+        f"{pair.median_of_reverse:.6f}; difference {change.change:+.6f} [{change.low:+.6f}, {change.high:+.6f}]"
+    )
 
 
 def _notes(ubatch: int) -> list[str]:
@@ -190,12 +200,6 @@ def _progress() -> Progress:
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
-
-
-def _path(model: str) -> Path:
-    if model in TRAINED and not TRAINED[model].is_here:
-        raise LadderError(TRAINED[model].absence)
-    return fixture_path(model) if model in (*models.names(), *TRAINED) else Path(model)
 
 
 def _numbers(text: str) -> list[int]:

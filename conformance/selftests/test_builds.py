@@ -13,9 +13,11 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ from typer.testing import CliRunner
 
 from conformance.harness import builds
 from conformance.harness.builds import description, registries, store
-from conformance.harness.engine import BuildError, Context, ContextSettings, EngineError, Library
+from conformance.harness.engine import BuildError, Context, ContextSettings, EngineError, Library, digest_of
 from conformance.harness.engine.child import Child, Crashed
 from conformance.harness.engine.origin import Origin, origin_of
 from fixtures import models
@@ -222,6 +224,106 @@ def test_a_fetch_that_ends_early_leaves_nothing(index: Path, cache: Path, monkey
     assert builds.resolve("pypi:xllamacpp==2026.7.10068").is_file()
 
 
+def test_a_build_whose_files_have_changed_is_refused(index: Path, cache: Path) -> None:
+    reference = "pypi:xllamacpp==2026.7.10068"
+    library = builds.resolve(reference)
+    store.refuse_changed(reference, digest_of(library))
+    library.write_text("other bytes")
+    with pytest.raises(BuildError, match=r"its files in .* have changed since it was fetched; delete that folder"):
+        store.refuse_changed(reference, digest_of(library))
+    store.refuse_changed("bundled", "anything")
+    (receipt,) = cache.glob("builds/*/*/receipt.json")
+    receipt.write_text('{"reference": "half')
+    for ask in (builds.kept, lambda: store.refuse_changed(reference, digest_of(library))):
+        with pytest.raises(BuildError, match=r"receipt\.json: cannot be read; delete that folder"):
+            ask()
+
+
+BACKEND = """
+import zipfile
+def build_wheel(folder, settings=None, metadata=None):
+    print("[7/99] Building CXX object", flush=True)
+    {act}
+    with zipfile.ZipFile(folder + "/llama_cpp_python-0.3.35-py3-none-any.whl", "w") as wheel:
+        record = "llama_cpp_python-0.3.35.dist-info/"
+        wheel.writestr("llama_cpp/lib/libllama.so", "library")
+        wheel.writestr(record + "METADATA", "Metadata-Version: 2.1\\nName: llama-cpp-python\\nVersion: 0.3.35\\n")
+        wheel.writestr(record + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(record + "RECORD", "")
+    return "llama_cpp_python-0.3.35-py3-none-any.whl"
+"""
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "llama-cpp-python"
+version = "0.3.35"
+"""
+
+
+def write_source(folder: Path, act: str) -> None:
+    """A source archive that pip builds without compiling anything."""
+    content = {"PKG-INFO": "Metadata-Version: 2.1\nName: llama-cpp-python\nVersion: 0.3.35\n"}
+    content |= {"pyproject.toml": PROJECT, "backend.py": BACKEND.format(act=act)}
+    with tarfile.open(folder / "llama_cpp_python-0.3.35.tar.gz", "w:gz") as archive:
+        for name, text in content.items():
+            entry = tarfile.TarInfo(f"llama_cpp_python-0.3.35/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+def test_a_source_is_compiled_and_says_how_far_it_is(
+    index: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    go = tmp_path / "go"
+    write_source(
+        index, f"import pathlib, time\n    for _ in range(2000): pathlib.Path({str(go)!r}).exists() or time.sleep(0.01)"
+    )
+    build = builds.parse("pypi:llama-cpp-python==0.3.35")
+    assert build
+    said: list[str] = []
+
+    def tell(how_far: str) -> None:
+        said.append(how_far)
+        if how_far.startswith("compiled 7 of 99 files, "):
+            go.touch()  # the build ends when its progress was seen
+
+    (tmp_path / "client").mkdir()
+    assert registries.obtain(build, tmp_path / "client", tell).name == "llama_cpp_python-0.3.35-py3-none-any.whl"
+    assert go.exists()
+    assert builds.resolve(str(build)).read_text() == "library"
+    assert "pip compiles it: 10 to 15 minutes on two cores" in capfd.readouterr().err
+
+
+def test_a_compiler_ends_with_the_fetch_that_started_it(index: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    act = f"import os, pathlib, signal; pathlib.Path({str(started)!r}).write_text(str(os.getpid())); signal.pause()"
+    write_source(index, act)
+    build = builds.parse("pypi:llama-cpp-python==0.3.35")
+    assert build
+    (tmp_path / "client").mkdir()
+
+    def tell(how_far: str) -> None:
+        if started.exists() and started.read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        registries.obtain(build, tmp_path / "client", tell)
+    compiler = int(started.read_text())
+    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        psutil.Process(compiler).wait(30)
+    assert not psutil.pid_exists(compiler) or psutil.Process(compiler).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_source_that_does_not_compile_is_refused_in_one_line(index: Path) -> None:
+    write_source(index, "raise SystemExit('no compiler')")
+    with pytest.raises(BuildError, match=r"pip could not compile it; it needs a C and a C\+\+ compiler") as caught:
+        builds.resolve("pypi:llama-cpp-python==0.3.35")
+    assert "\n" not in str(caught.value)
+
+
 def test_an_archive_without_a_library_is_not_kept(index: Path, cache: Path) -> None:
     with zipfile.ZipFile(index / "xllamacpp-2026.9.1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("xllamacpp/__init__.py", "")
@@ -369,6 +471,10 @@ def test_a_build_that_dies_or_refuses_is_described_as_that(tmp_path: Path, monke
     (found,) = json.loads(out)
     assert (code, found["runs"], found["identity"]) == (1, "CRASH", None)
     assert found["reason"] == "on load: was killed (SIGILL)"
+    code, out, err = command("describe", str(tmp_path), "/nowhere")
+    assert code == 2
+    assert "CRASH on load: was killed" in out
+    assert err.startswith("build '/nowhere': no such folder")
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF")
     refused = builds.describe("bundled", broken)

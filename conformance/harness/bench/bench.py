@@ -201,10 +201,11 @@ class Bench:
         self._scores: dict[tuple[bytes, int, Arm], Scores] = {}
         self._cold: dict[tuple[ContextSettings, tuple[bytes, ...]], Logits] = {}
 
-    @cached_property
+    @property
     def other(self) -> Child:
         """A process for the second build, under this one's memory limit; a call there names that build in its `Setup`."""
-        return Child()
+        assert self.setup.other is not None
+        return _process_for(self.setup.other)
 
     def context(self, settings: ContextSettings) -> Context:
         """A new context, to be used as a context manager."""
@@ -326,16 +327,17 @@ class Bench:
         """Make an empty sequence 0 hold `n_tokens`, where only the time of what follows matters.
 
         One attention cache is filled with the rows of a short text over again, which takes no prefill. Otherwise, with no
-        attention or a sliding window, the whole text is decoded.
+        attention, a sliding window, or a state that cannot be read or is refused, the whole text is decoded.
         """
-        short = min(n_tokens, _FILL_TOKENS)
-        begin, rest = self.texts(0, short, n_tokens - short)
-        context.decode(begin, outputs="none")
-        state = self.state(context.save())
-        if len(state.attention) == 1:
-            context.restore(lengthened(state, n_tokens))
-        elif len(rest):
-            context.decode(rest, outputs="none")
+        (text,) = self.texts(0, n_tokens)
+        context.decode(text[:_FILL_TOKENS], outputs="none")
+        try:
+            longer = lengthened(self.state(context.save()), n_tokens)
+        except ValueError:
+            longer = None
+        if longer is None or context.load(longer) == 0:
+            context.seq_rm(0)
+            context.decode(text, outputs="none")
 
     def reorders(self, n_tokens: int) -> bool:
         """Whether a restore after so many tokens lays the same cells out in another order.
@@ -351,6 +353,11 @@ class Bench:
         if "vision" in vars(self):
             self.vision.close()
         self.model.close()
+
+
+@lru_cache(maxsize=1)
+def _process_for(_build: str) -> Child:
+    return Child()
 
 
 @lru_cache(maxsize=16)

@@ -12,7 +12,7 @@ from conformance.harness.engine import BuildError, Context, ContextSettings, Eng
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.state import BlobError, parse
 
-from .store import load, resolve
+from .store import load, refuse_changed, resolve
 
 Runs = Literal["DECODES", "REFUSED", "CRASH", "TIMEOUT"]
 _SECONDS = 60.0
@@ -71,8 +71,10 @@ def describe(reference: str, model: Path) -> Description:
 
 
 def identify(reference: str) -> dict[str, Any]:
-    """Load a build into this process and say what it is."""
-    return load(reference).identity().as_dict()
+    """Load a build into this process and say what it is; BuildError where it is no longer what was fetched."""
+    identity = load(reference).identity()
+    refuse_changed(reference, identity.digest)
+    return identity.as_dict()
 
 
 def decode(reference: str, path: Path) -> str:

@@ -7,10 +7,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from packaging.version import Version
@@ -81,7 +83,7 @@ def obtain(build: Published, folder: Path, tell: Tell) -> Path:
     code, said = _run(command, folder, tell)
     archives = [*folder.glob("*.whl"), *folder.glob("*.tgz")]
     if code or not archives:
-        raise BuildError(_no_such_version(build, said) or _refusal(str(build), said))
+        raise BuildError(_no_such_version(build, said) or _not_compiled(build, said) or _refusal(str(build), said))
     return archives[0]
 
 
@@ -100,7 +102,14 @@ def _run(command: Sequence[str], folder: Path, tell: Tell) -> tuple[int, str]:
     environment: Mapping[str, str] = {**os.environ, "TMPDIR": str(work), "npm_config_cache": str(folder / "npm")}
     begin = time.monotonic()
     with log.open("w") as stream:
-        client = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment)
+        client = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=environment,
+            start_new_session=True,  # so that a compiler it started ends with it
+        )
         try:
             while True:
                 try:
@@ -109,7 +118,8 @@ def _run(command: Sequence[str], folder: Path, tell: Tell) -> tuple[int, str]:
                 except subprocess.TimeoutExpired:
                     tell(f"{_step(log) or _size(folder)}, {time.monotonic() - begin:.0f} s")
         finally:
-            client.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(client.pid, signal.SIGKILL)
             client.wait()
     return code, log.read_text(errors="replace")
 
@@ -143,6 +153,16 @@ def _no_such_version(build: Published, said: str) -> str | None:
     place = bisect.bisect_left(versions, Version(build.version), key=Version)
     nearest = versions[max(place - _NEIGHBOURS, 0) : place + _NEIGHBOURS]
     return f"build '{build}': {build.source} has no version {build.version} for this machine; the nearest are {', '.join(nearest)}"
+
+
+def _not_compiled(build: Published, said: str) -> str | None:
+    """That pip had the source and could not build it; None when that was not the trouble."""
+    if "Failed to build" not in said and "metadata-generation-failed" not in said:
+        return None
+    return (
+        f"build '{build}': pip could not compile it; it needs a C and a C++ compiler and cmake, and "
+        f"`pip wheel --no-deps {build.source.package}=={build.version}` shows what it says"
+    )
 
 
 def _refusal(what: str, said: str) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from conformance.harness.engine import BuildError, Library, find_library
+from conformance.harness.engine import BuildError, Library, digest_of, find_library
 from fixtures.models import cache_folder
 
 from .references import Published, parse
@@ -36,11 +36,21 @@ _COMPILING = "pip compiles it: 10 to 15 minutes on two cores, unless its wheel c
 
 @dataclass(frozen=True)
 class Receipt:
-    """What was fetched: the reference, the archive's name and SHA-256, and the day."""
+    """What was fetched.
+
+    Attributes:
+        reference: of the build.
+        archive: name of the file that came from the registry, and
+        sha256: of its content.
+        digest: of the libraries in it, as in results.
+        fetched: the day.
+
+    """
 
     reference: str
     archive: str
     sha256: str
+    digest: str
     fetched: str
 
 
@@ -57,8 +67,17 @@ def place_of(build: Published) -> Path:
 
 def kept() -> tuple[Receipt, ...]:
     """The receipts of all builds in the cache, by reference."""
-    found = (json.loads(path.read_text()) for path in builds_folder().glob(f"*/*/{_RECEIPT}"))
-    return tuple(sorted((Receipt(**each) for each in found), key=lambda receipt: receipt.reference))
+    found = (_receipt(path.parent) for path in builds_folder().glob(f"*/*/{_RECEIPT}"))
+    return tuple(sorted(found, key=lambda receipt: receipt.reference))
+
+
+def _receipt(place: Path) -> Receipt:
+    try:
+        return Receipt(**json.loads((place / _RECEIPT).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        raise BuildError(
+            f"{place / _RECEIPT}: cannot be read; delete that folder, the build is then fetched again"
+        ) from None
 
 
 def resolve(reference: str) -> Path:
@@ -76,6 +95,16 @@ def resolve(reference: str) -> Path:
 def load(reference: str) -> Library:
     """The build that a reference names, loaded into this process. Raises as `resolve` and `Library`."""
     return Library(str(resolve(reference)), reference=reference)
+
+
+def refuse_changed(reference: str, digest: str) -> None:
+    """Raise BuildError where a build in the cache is no longer what was fetched."""
+    build = parse(reference)
+    if build is None:
+        return
+    place = place_of(build)
+    if _receipt(place).digest != digest:
+        raise BuildError(f"build '{build}': its files in {place} have changed since it was fetched; delete that folder")
 
 
 def fetch(build: Published) -> Path:
@@ -110,10 +139,11 @@ def _fetch_into(place: Path, build: Published) -> None:
             archive = obtain(build, partial / "client", tell)
             tell("unpacking")
             _unpack(archive, partial / "build")
-            find_library(str(partial / "build" / build.source.folder))
+            library = find_library(str(partial / "build" / build.source.folder))
             with archive.open("rb") as stream:
                 sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-            receipt = Receipt(str(build), archive.name, sha256, datetime.now(UTC).date().isoformat())
+            day = datetime.now(UTC).date().isoformat()
+            receipt = Receipt(str(build), archive.name, sha256, digest_of(library), day)
             (partial / "build" / _RECEIPT).write_text(json.dumps(asdict(receipt), indent=1))
             os.rename(partial / "build", place)
         finally:

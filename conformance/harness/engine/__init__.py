@@ -13,7 +13,7 @@ from .context import (
 )
 from .errors import BuildError, DecodeError, EngineError, ModelError, StateError
 from .high_level import HighLevel, has_high_level
-from .library import BUNDLED, BuildIdentity, Library, find_library
+from .library import BUNDLED, BuildIdentity, Library, digest_of, find_library
 from .model import Model
 from .vision import EncodedImage, Pixels, Vision, has_vision
 
@@ -40,6 +40,7 @@ __all__ = [
     "StateFlags",
     "TokenBatch",
     "Vision",
+    "digest_of",
     "find_library",
     "has_high_level",
     "has_vision",

@@ -178,15 +178,15 @@ class Context:
 
     def _choose_cache(self, params: Any) -> None:
         """Set cache types and tail, or ModelError where this build has no place for them."""
-        asked, layout = self.settings, self.library.context_layout
+        asked = self.settings
         if asked.kv_tail:
-            if not layout.has("kv_tail_tokens"):
+            if not self.library.has_tail:
                 raise ModelError(f"{self.library.path}: this build has no precision tail of its own")
             params.kv_tail_tokens = asked.kv_tail
         if asked.type_k not in KVARN_BITS:
             params.type_k, params.type_v = CACHE_TYPES[asked.type_k], CACHE_TYPES[asked.type_v]
             return
-        if not (layout.has("kvarn_type") and self.library.has("llama_kvarn_type_from_name")):
+        if not self.library.has_kvarn:
             raise ModelError(f"{self.library.path}: this build has no KVarN types")
         key, value = KVARN_BITS[asked.type_k], KVARN_BITS[asked.type_v]
         params.kvarn_type = self.library.llama_kvarn_type_from_name(f"kvarn_k{key}v{value}_g128".encode())

@@ -212,7 +212,8 @@ def find_library(reference: str) -> Path:
     )
 
 
-def _digest(library: Path) -> str:
+def digest_of(library: Path) -> str:
+    """SHA-256 over the names and bytes of a build's libraries, first 16 hex digits."""
     names = {library, *library.parent.glob("lib*llama*"), *library.parent.glob("libggml*")}
     total = hashlib.sha256()
     for path in sorted(p for p in names if p.is_file()):
@@ -344,6 +345,16 @@ class Library:
             if hasattr(library, name):
                 getattr(library, name)(self._log_callback, None)
 
+    @property
+    def has_tail(self) -> bool:
+        """Whether contexts of this build take a precision tail, in fields as the fork BeeLlama has them."""
+        return self.context_layout.has("kv_tail_tokens")
+
+    @property
+    def has_kvarn(self) -> bool:
+        """Whether contexts of this build take KVarN types, in fields as the fork BeeLlama has them."""
+        return self.context_layout.has("kvarn_type") and self.has("llama_kvarn_type_from_name")
+
     def default_params(self, layout: abi.Layout, function: str) -> Any:
         """A params struct of the given layout, filled with the build's own defaults."""
         seen = abi.probe(getattr(self._handle, function))
@@ -393,7 +404,7 @@ class Library:
             build_number=origin.build_number,
             release=origin.release or text("llama_version") or None,
             commit=text("ggml_commit") or "unknown",
-            digest=_digest(self.path),
+            digest=digest_of(self.path),
             context_layout=self.context_layout.id,
             model_layout=self.model_layout.id,
             vision_layout=vision,

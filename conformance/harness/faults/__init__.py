@@ -652,9 +652,15 @@ FAULTS: dict[str, Fault] = {
     ),
     "slower-when-short": Fault(
         "a token takes longer the less the context holds",
-        ("DC-03/attention", "DC-04/growing", "DC-06"),
+        ("DC-03/attention", "DC-04/growing", "DC-06/cache-types"),
         "decode-cost-mini",
         slow_lies.SlowerWhenShort,
+    ),
+    "native-tail-slower-when-short": Fault(
+        "a token takes longer the less a context with a tail of the build's own holds",
+        ("DC-06/native-tail",),
+        "decode-cost-mini",
+        slow_lies.NativeTailSlowerWhenShort,
     ),
     "keeps-a-window": Fault(
         "a token sees no more than the last 100 tokens, and takes as long at any depth",
@@ -769,6 +775,9 @@ FAULTS: dict[str, Fault] = {
         ("AA-12", "AA-12/evict"),
         "qwen3-mini",
         arm_parts=ArmParts(cursor=arm_lies.HoardsStates),
+    ),
+    "slow-images": Fault(
+        "every image is decoded twice, the first time for nothing", ("AA-13",), "holo3-mini", slow_lies.SlowImages
     ),
     "logits-are-no-numbers": Fault(
         "a value among the logits is not a number", ("AA-10",), "qwen3-mini", arm_lies.LogitsAreNoNumbers

@@ -76,6 +76,13 @@ class SlowerWhenShort(_WorksMore):
         return 0 if batch.positions is None else max(self.n_ctx - int(batch.positions[0]), 0) // 32
 
 
+class NativeTailSlowerWhenShort(SlowerWhenShort):
+    """The same, of a build that offers a tail of its own."""
+
+    def __init__(self, model: Model, settings: ContextSettings | None = None) -> None:
+        super().__init__(model, (settings or ContextSettings()).changed(kv_tail=0))
+
+
 class SlowInOtherSequences(_WorksMore):
     """Works more in every sequence but the first."""
 
@@ -107,3 +114,21 @@ class KeepsAWindow(Context):
             self.clear()
             self.load(window, 0)
         return super().process(batch)
+
+
+class SlowImages(Context):
+    """Decodes every image twice, the first time for nothing."""
+
+    def __init__(self, model: Model, settings: ContextSettings | None = None) -> None:
+        super().__init__(model, settings)
+        self._other = Context(model, settings)
+
+    def process(self, batch: TokenBatch) -> int:
+        if batch.embeddings is not None:
+            self._other.clear(contents=False)
+            self._other.process(batch)
+        return super().process(batch)
+
+    def close(self) -> None:
+        self._other.close()
+        super().close()

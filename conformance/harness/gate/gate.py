@@ -19,16 +19,11 @@ from conformance.harness.faults import FAULTS
 from conformance.harness.report.comparison import Answer, Comparison, Pair, Speed, answered, compare
 from conformance.harness.report.results import Results
 
-from .looks import Looks, Side, fates
+from .looks import Looks, Side
 from .performance import load_performance, speeds
 from .suite import Ask, Tell, run, suite_digest, write_cases
 
 _IDENTIFY_SECONDS = 120.0
-_DIRECTIONS = {
-    "XB-01": "states of the baseline in the candidate",
-    "XB-02": "states of the candidate in the baseline",
-    "XB-04": "partial states, either way",
-}
 _EMPTY = Answer(exit_code=2, line="", counts={})
 
 
@@ -117,11 +112,11 @@ def gate(
     pairs = compare(before.results, after.results, only_run=ask.selected is not None)
     if ask.selected is not None and not pairs:
         raise UsageError(f"-k {ask.selected}: chooses no check; see the ids in specs/")
-    looks = Looks(specs, ask, before, after, _jobs(ask))
-    tell("second looks at what differs")
-    pairs = looks.confirmed(pairs)
-    tell("states from one build to the other")
-    pairs += looks.exchanged(cases)
+    with Looks(specs, ask, before, after, _jobs(ask)) as looks:
+        tell("second looks at what differs")
+        pairs = looks.confirmed(pairs)
+        tell("states from one build to the other")
+        pairs += looks.exchanged(cases)
     measured: list[Speed] = []
     if ask.selected is None and (ask.shard is None or ask.shard.number == 1):
         tell("speed and size, in turn")
@@ -132,7 +127,6 @@ def gate(
             candidate=new,
             pairs=tuple(map(_without_passed_cases, pairs)),
             speeds=tuple(measured),
-            states=fates(pairs, _DIRECTIONS),
             notes=tuple(_notes(before.results, after.results, reused, ask, pairs)),
         )
     )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from conformance.harness.bench import Acquaintance, Setup
 from conformance.harness.contract.load import Contract
 from conformance.harness.contract.needs import Subject, applies
+from conformance.harness.engine.child import Child
 from conformance.harness.exam.check import every_check
 from conformance.harness.exam.examination import Examination
 from conformance.harness.exam.session import child_for, subject_of
@@ -23,6 +25,7 @@ from .suite import Ask
 Cases = Sequence[dict[str, Any]]
 BOTH_BUILDS = "other_build"
 _SECOND_LOOKS = ("regression", "crash", "timeout", "fixed")
+_PATIENCE = 3.0  # times the profile's timeout: a machine with other work is no hang
 _MOST_LOOKS = 40  # more differences than that are no accident
 
 
@@ -50,52 +53,72 @@ class Side:
 
 
 class Looks:
-    """Examines single checks on both builds, a few at a time."""
+    """Examines single checks on both builds, in processes that are kept warm. Use as a context manager."""
 
     def __init__(self, contract: Contract, ask: Ask, baseline: Side, candidate: Side, jobs: int) -> None:
         self._contract, self._ask, self._jobs = contract, ask, jobs
         self.baseline, self.candidate = baseline, candidate
         self._checks = every_check()
         self._models = {subject.name: name for name in ask.models for subject in [subject_of(name)]}
+        self._paths = [subject_of(name).path for name in ask.models]
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Looks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _child(self) -> Child:
+        return self._stack.enter_context(child_for(self._paths))
 
     def confirmed(self, pairs: Sequence[Pair]) -> list[Pair]:
         """The pairs; each that shows a difference is looked at again, on both builds and alone, and says what came of it."""
-        doubtful = [pair for pair in pairs if pair.outcome in _SECOND_LOOKS and pair.baseline and pair.candidate]
-        again = {(pair.id, pair.model): self._again(pair) for pair in doubtful[:_MOST_LOOKS]}
+        doubtful = [
+            pair
+            for pair in pairs
+            if pair.outcome in _SECOND_LOOKS and pair.baseline and pair.candidate and self._common(pair.model)
+        ]
+        sides = [(side, self._child()) for side in (self.baseline, self.candidate)]
+        again = {(pair.id, pair.model): self._again(pair, sides) for pair in doubtful[:_MOST_LOOKS]}
         return [again.get((pair.id, pair.model), pair) for pair in pairs]
 
-    def _again(self, pair: Pair) -> Pair:
+    def _again(self, pair: Pair, sides: Sequence[tuple[Side, Child]]) -> Pair:
         decided = pair.baseline if pair.outcome == "fixed" else pair.candidate
         assert decided is not None
         if decided.case is None:
             return pair
-        before, after = (
-            self._examined(side, pair.id, pair.model, [decided.case]) for side in (self.baseline, self.candidate)
-        )
+        before, after = (self._examined(child, side, pair.id, pair.model, [decided.case]) for side, child in sides)
         return settled(pair, pair_of(before, after))
 
-    def _examined(self, side: Side, id: str, model: str, cases: Cases, other: Side | None = None) -> Check:
-        """A check on a model with exactly these cases, in a process that does nothing else."""
+    def _examined(
+        self, child: Child, side: Side, id: str, model: str, cases: Cases, other: Side | None = None
+    ) -> Check:
+        """A check on a model with exactly these cases, in a process of the side's build."""
         known = side.acquaintance(model)
         if other is not None:
             beside = other.acquaintance(model)
             assert beside is not None
             known = known and known.beside(beside)
         assert known is not None
-        name = self._models[model]
-        setup = Setup(side.reference, name, side.fault, self._ask.threads, other.reference if other else None)
-        with child_for([Path(subject_of(name).path)]) as child:
-            return Examination(
-                setup=setup,
-                model=model,
-                invariant=self._contract[id],
-                profile=self._contract.profile(self._ask.profile),
-                examples=len(cases),
-                seed=self._ask.seed,
-                acquaintance=known,
-                child=child,
-                recorded=cases,
-            ).take(self._checks[id])
+        profile = self._contract.profile(self._ask.profile)
+        return Examination(
+            setup=Setup(
+                side.reference,
+                self._models[model],
+                side.fault,
+                self._ask.threads,
+                other.reference if other else None,
+            ),
+            model=model,
+            invariant=self._contract[id],
+            profile=profile.model_copy(update={"example_timeout_seconds": _PATIENCE * profile.example_timeout_seconds}),
+            examples=len(cases),
+            seed=self._ask.seed,
+            acquaintance=known,
+            child=child,
+            recorded=cases,
+        ).take(self._checks[id])
 
     def exchanged(self, cases: Mapping[tuple[str, str], Cases]) -> list[Pair]:
         """States from each build to the other: every check that needs both, on every model that both took."""
@@ -109,13 +132,21 @@ class Looks:
             and self._asked(invariant.id, model)
         ]
 
+        children: SimpleQueue[Child] = SimpleQueue()
+        for _ in range(self._jobs):
+            children.put(self._child())
+
         def look(pair: tuple[str, str]) -> Pair:
             id, model = pair
-            check = self._examined(self.candidate, id, model, cases[pair], self.baseline)
-            if shown(check) in ("FAIL", "CRASH", "TIMEOUT"):
-                again = self._examined(self.candidate, id, model, [check.case], self.baseline)
+            child = children.get()
+            try:
+                check = self._examined(child, self.candidate, id, model, cases[pair], self.baseline)
+                if shown(check) not in ("FAIL", "CRASH", "TIMEOUT"):
+                    return exchange(check)
+                again = self._examined(child, self.candidate, id, model, [check.case], self.baseline)
                 return settled(exchange(check), exchange(again))
-            return exchange(check)
+            finally:
+                children.put(child)
 
         with ThreadPoolExecutor(self._jobs) as pool:
             return list(pool.map(look, wanted))
@@ -174,27 +205,3 @@ def exchange(check: Check) -> Pair:
         reason=told if outcome == "pass" else f"{check.reason} ({told or 'no case was measured to its end'})",
         candidate=check,
     )
-
-
-def fates(pairs: Iterable[Pair], directions: Mapping[str, str]) -> dict[str, str]:
-    """For each direction what became of the states, over all models.
-
-    Args:
-        pairs: the checks of both builds.
-        directions: what each direction is called, by the id of its check.
-
-    """
-    told: dict[str, str] = {}
-    for id, direction in directions.items():
-        models: dict[str, list[str]] = {}
-        for pair in pairs:
-            if pair.id == id:
-                models.setdefault(pair.reason if pair.outcome == "pass" else f"{pair.outcome.upper()}", []).append(
-                    pair.model
-                )
-        if models:
-            told[direction] = ", ".join(
-                f"{fate} on all {len(names)} models" if len(models) == 1 else f"{fate} on {', '.join(names)}"
-                for fate, names in models.items()
-            )
-    return told

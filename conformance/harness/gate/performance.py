@@ -122,7 +122,7 @@ def _reprefilled(bench: Bench, n: int) -> dict[str, int]:
     return {
         "re-prefill to a checkpoint": lost(to_checkpoint),
         "re-prefill in a new context": lost(in_new_context),
-        "re-prefill to take tokens back": lost(take_back, n_rs_seq=_TAKEN_BACK),
+        "re-prefill to take back": lost(take_back, n_rs_seq=_TAKEN_BACK),
     }
 
 

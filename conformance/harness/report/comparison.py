@@ -38,13 +38,14 @@ MEANINGS: Mapping[Outcome, str] = {
     "pass": "holds on both builds, or the difference is within the noise of one of them",
     "fixed": "fails on the baseline and holds on the candidate",
     "new": "only the candidate offers what it needs",
-    "known": "fails on both builds: it stays broken",
+    "known": "fails on both builds: it stays broken; or the candidate ends its process as a known failure does",
     "removed": "only the baseline offers what it needs",
     "unknown": "could not be decided on the candidate, or it fails there and the baseline could not be decided",
     "timeout": "the candidate gives no answer in time where the baseline gave one",
     "regression": "holds on the baseline, and deviates on the candidate by more than the noise of both allows",
     "crash": "the candidate ends its process where the baseline did not",
 }
+_NEW_AND_KNOWN = "new with the candidate"
 _BLOCKING = ("regression", "crash", "timeout", "unknown", "removed")
 _DEATHS = ("CRASH", "TIMEOUT")
 
@@ -208,7 +209,8 @@ def _said(check: Check) -> str:
 def classify(baseline: Check | None, candidate: Check | None, absence: str = "") -> tuple[Outcome, str]:
     """What became of one check on one model, and why.
 
-    Excuses do not count: an entry that knows the candidate's failure makes a regression no better. Cases that both
+    An entry that knows the candidate's failure makes a regression no better: a wrong answer is silent. A crash or a
+    timeout is loud, and one that an entry describes is known even where the baseline had none. Cases that both
     builds measured are held against the larger of their limits, so noise of either build is no difference.
     """
     if candidate is None:
@@ -216,12 +218,14 @@ def classify(baseline: Check | None, candidate: Check | None, absence: str = "")
     after = shown(candidate)
     if after in ("UNKNOWN", "SKIPPED"):
         return "unknown", _said(candidate)
+    before = shown(baseline) if baseline else None
+    if after in _DEATHS and before not in _DEATHS and candidate.detail.excused:
+        return "known", f"{_NEW_AND_KNOWN}, {candidate.reason}"
     if baseline is None:
         if after in _DEATHS:
             return ("crash" if after == "CRASH" else "timeout"), f"new with the candidate: {_said(candidate)}"
         failing = "" if after == "PASS" else f", and it fails: {_said(candidate)}"
         return "new", f"the baseline does not offer it: {absence}{failing}"
-    before = shown(baseline)
     if after in _DEATHS:
         if before in _DEATHS:
             return "known", f"{before} before, {after} now: {_said(candidate)}"
@@ -241,7 +245,8 @@ def _by_deviation(baseline: Check, candidate: Check) -> tuple[Outcome, str]:
     """Of two checks that were measured to their end: by the cases that both measured."""
     befores, afters = _measured(baseline), _measured(candidate)
     common = [(befores[case], afters[case]) for case in afters if case in befores]
-    changes = [_change(*both) for both in common]
+    sign = -1 if candidate.wants_more else 1
+    changes = [_change(*both, sign) for both in common]
     refused = _refusals(baseline, candidate)
     failing_before, failing = (sum(side in change for change in changes) for side in ("before", "after"))
     told = f"{failing} of {len(common)} cases fail, {failing_before} before{refused}"
@@ -251,12 +256,12 @@ def _by_deviation(baseline: Check, candidate: Check) -> tuple[Outcome, str]:
     if failing:
         old, new = max(
             (both for both, change in zip(common, changes, strict=True) if change == {"after"}),
-            key=lambda both: _value(both[1]),
+            key=lambda both: _value(both[1], sign),
         )
-        limit, floor = max(_limit(old), _limit(new)), max(old.floor or 0.0, new.floor or 0.0)
+        limit, floor = _joint(old, new, sign)
         return "regression", (
             f"deviation {figure(new.deviation)}, before {figure(old.deviation)}; floor of both {figure(floor)}, "
-            f"accepted up to {figure(limit)} ({told}): {_said(candidate)}"
+            f"accepted {'from' if candidate.wants_more else 'up to'} {figure(abs(limit))} ({told}): {_said(candidate)}"
         )
     if alone or "edge" in {word for change in changes for word in change}:
         why = "in cases that the baseline refuses" if alone else "by less than the noise beyond the baseline"
@@ -280,24 +285,29 @@ def _measured(check: Check) -> dict[str, MeasuredCase]:
     }
 
 
-def _change(before: MeasuredCase, after: MeasuredCase) -> set[str]:
-    """Which of both builds deviates beyond the larger limit; "edge" where that is one, by less than the noise."""
-    limit, floor = max(_limit(before), _limit(after)), max(before.floor or 0.0, after.floor or 0.0)
-    beyond = {name for name, case in (("before", before), ("after", after)) if _value(case) > limit}
-    if len(beyond) == 1 and not abs(_value(after) - _value(before)) > floor:
+def _change(before: MeasuredCase, after: MeasuredCase, sign: int) -> set[str]:
+    """Which of both builds deviates beyond the wider limit; "edge" where only the candidate does, by less than the noise.
+
+    `sign` is -1 where more is better.
+    """
+    limit, floor = _joint(before, after, sign)
+    beyond = {name for name, case in (("before", before), ("after", after)) if _value(case, sign) > limit}
+    if len(beyond) == 1 and not abs(_value(after, sign) - _value(before, sign)) > floor:
         return {"edge"} if beyond == {"after"} else set()
     return beyond
 
 
-def _value(case: MeasuredCase) -> float:
+def _joint(before: MeasuredCase, after: MeasuredCase, sign: int) -> tuple[float, float]:
+    """The wider limit and the larger floor of both builds."""
+    limits = [sign * case.limit if case.limit is not None else 0.0 for case in (before, after)]
+    return max(limit if math.isfinite(limit) else 0.0 for limit in limits), max(before.floor or 0.0, after.floor or 0.0)
+
+
+def _value(case: MeasuredCase, sign: int) -> float:
+    """What a case deviates by, more always being worse."""
     if case.deviation is None:
-        return 0.0 if case.verdict == "PASS" else math.inf
-    return math.inf if math.isnan(case.deviation) else case.deviation
-
-
-def _limit(case: MeasuredCase) -> float:
-    limit = case.limit or 0.0
-    return limit if math.isfinite(limit) else 0.0
+        return -math.inf if case.verdict == "PASS" else math.inf
+    return math.inf if math.isnan(case.deviation) else sign * case.deviation
 
 
 def _refusals(baseline: Check, candidate: Check) -> str:
@@ -314,8 +324,38 @@ def _refusals(baseline: Check, candidate: Check) -> str:
 # -- the whole
 
 
+_DIRECTIONS = {
+    "XB-01": "states of the baseline in the candidate",
+    "XB-02": "states of the candidate in the baseline",
+    "XB-03": "files, either way",
+    "XB-04": "partial states, either way",
+}
+
+
+def _models_by_fate(pairs: Iterable[Pair]) -> dict[str, dict[str, list[str]]]:
+    """For each direction the models by what became of the states that one build saved and the other loaded."""
+    told: dict[str, dict[str, list[str]]] = {}
+    for id, group in by_id(pairs):
+        for pair in group if id in _DIRECTIONS else ():
+            fate = pair.reason if pair.outcome == "pass" else pair.outcome.upper()
+            told.setdefault(_DIRECTIONS[id], {}).setdefault(fate, []).append(pair.model)
+    return told
+
+
+def fates(pairs: Iterable[Pair]) -> dict[str, str]:
+    """For each direction what became of the states that one build saved and the other loaded, in words."""
+    return {
+        direction: ", ".join(
+            f"{fate} on all {len(names)} models" if len(models) == 1 else f"{fate} on {', '.join(names)}"
+            for fate, names in models.items()
+        )
+        for direction, models in _models_by_fate(pairs).items()
+    }
+
+
 def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison:
     """The comparison with its answer, and `problems` in the surroundings, which leave none."""
+    comparison = comparison.model_copy(update={"states": fates(comparison.pairs)})
     counts, speeds = (Counter(each.outcome for each in items) for items in (comparison.pairs, comparison.speeds))
     judged: list[Pair | Speed] = [*comparison.pairs, *comparison.speeds]
     blocking = [each for each in judged if each.blocks]
@@ -330,16 +370,17 @@ def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison
         code, opening = 1, f"MAY NOT UPGRADE: {in_short(_named(blocking))}"
     else:
         code, opening = 0, "MAY UPGRADE"
-    parts = [
-        *(f"fixed: {in_short(_named(fixed))}" for fixed in [_with(comparison, "fixed")] if fixed),
-        *(
-            f"still broken: {len(broken)} ({in_short(_ids(broken))})"
-            for broken in [_with(comparison, "known")]
-            if broken
-        ),
-        *_tally({name: count for name, count in counts.items() if name not in ("fixed", "known")}),
-        *(f"speed and size: {', '.join(_tally(speeds))}" for speeds in [speeds] if speeds),
-        *(f"{what}: {how}" for what, how in comparison.states.items()),
+    fixed, known = (_with(comparison, outcome) for outcome in ("fixed", "known"))
+    new = [pair for pair in known if pair.reason.startswith(_NEW_AND_KNOWN)]
+    broken = [pair for pair in known if pair not in new]
+    parts = [f"fixed: {in_short(_named(fixed))}"] if fixed else []
+    parts += [f"new and known crashes: {in_short(_ids(new))}"] if new else []
+    parts += [f"still broken: {len(broken)} ({in_short(_ids(broken))})"] if broken else []
+    parts += _tally({name: count for name, count in counts.items() if name not in ("fixed", "known")})
+    parts += [f"speed and size: {', '.join(_tally(speeds))}"] if speeds else []
+    parts += [
+        f"{direction}: {', '.join(f'{fate} on {len(names)}' for fate, names in models.items())}"
+        for direction, models in _models_by_fate(comparison.pairs).items()
     ]
     line = f"{opening}{': ' if code == 0 else '; '}{'; '.join(parts)}" if parts else opening
     answer = Answer(exit_code=code, line=line, counts={name: counts[name] for name in OUTCOMES})
@@ -351,7 +392,7 @@ def _tally(counts: Mapping[Outcome, int]) -> list[str]:
     return [f"{counts[name]} {name}" for name in OUTCOMES if counts.get(name)]
 
 
-def _with(comparison: Comparison, outcome: Outcome) -> list[Pair]:
+def _with(comparison: Comparison, outcome: str) -> list[Pair]:
     return [pair for pair in comparison.pairs if pair.outcome == outcome]
 
 
@@ -405,4 +446,6 @@ def amount(value: float | None, unit: str) -> str:
         return "-"
     if unit == "s":
         return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
-    return f"{value / 2**20:.1f} MiB" if unit == "bytes" and value > 1e7 else f"{value:,.0f} {unit}"
+    if unit == "bytes" and value >= 1e5:
+        return f"{value / 2**20:.2f} MiB"
+    return f"{value:,.0f} {unit}"

@@ -115,13 +115,14 @@ def _counts(pairs: Sequence[Pair]) -> Text:
 
 def _speed_table(speeds: Sequence[Speed]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("speed and size", "baseline", "candidate", "ratio", "interval", ""):
+    for heading in ("speed and size", "baseline", "candidate", "ratio", ""):
         table.add_column(heading, justify="left" if heading in ("speed and size", "") else "right", no_wrap=True)
     for number, speed in enumerate(speeds):
         if number == 0 or speeds[number - 1].model != speed.model:
             table.add_row(Text(f"on {speed.model}", "bold"))
         quantity, _, baseline, candidate, ratio, interval, _ = speed_cells(speed)
-        table.add_row(quantity, baseline, candidate, ratio, interval, Text(speed.outcome, STYLES[speed.outcome]))
+        spread = "" if speed.kind == "count" else f" ({interval.replace(' .. ', '-')})"
+        table.add_row(quantity, baseline, candidate, ratio + spread, Text(speed.outcome, STYLES[speed.outcome]))
     return table
 
 
