@@ -19,7 +19,8 @@ from conformance.harness.exam.examination import contract
 from conformance.harness.measure.deviation import Deviation, of_amount, of_count, worst
 from conformance.harness.measure.kld import KldRun, KldStatistics, Scores, score, score_records, similarity
 from conformance.harness.measure.kld_base import read_base, write_base
-from conformance.harness.precision.document import Document, Rederivation, cache_mib, load_document, rederive
+from conformance.harness.measure.rederivation import Rederivation
+from conformance.harness.precision.document import Document, cache_mib, load_document, rederive
 from conformance.harness.precision.emulation import settings_for
 
 Tokens = NDArray[np.int32]

@@ -10,6 +10,7 @@ nothing was found that is not known, 1 when something was, 2 when a build, model
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,14 +18,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from conformance.harness import builds
 from conformance.harness.bench import Setup
+from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.census import GGUFError
 from conformance.harness.engine import BUNDLED, EngineError
 from conformance.harness.engine.child import ChildDeath
 from conformance.harness.machine.search import Found, Search
 from conformance.harness.machine.walk import AVOIDABLE
 from fixtures import models
-from fixtures.auto import auto_path
+from fixtures.auto import auto_path, swept
 
 _USUAL = ("qwen35-mini", "qwen3-mini", "lfm2-mini", "mamba2-mini", "gemma3-mini", "rwkv7-mini")
 _LIMIT = 1e-5  # NMSE; noise stays below 3e-7 on every fixture model, faults were above 3e-5
@@ -33,8 +36,13 @@ _LIMIT = 1e-5  # NMSE; noise stays below 3e-7 on every fixture model, faults wer
 def main(
     minutes: Annotated[float, typer.Option(help="How long to search, over all models.", min=0.05)] = 30,
     model: Annotated[list[str] | None, typer.Option(help="A fixture model or the path of a GGUF; repeatable.")] = None,
-    arch: Annotated[list[str] | None, typer.Option(help="A model made of this architecture; repeatable.")] = None,
-    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A model made of this architecture; repeatable. 'all': every recurrent, hybrid and sliding-window one."
+        ),
+    ] = None,
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
     seed: Annotated[int, typer.Option(help="Of the first round.")] = 0,
     findings: Annotated[Path, typer.Option(help="Where findings are kept.")] = Path("findings"),
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Do not keep clear of known failures.")] = False,
@@ -43,7 +51,8 @@ def main(
     console = Console(markup=False, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     found: list[Found] = []
     try:
-        made = [str(auto_path(name, build)) for name in arch or ()]
+        builds.resolve(build)
+        made = _made(arch or (), build)
     except (EngineError, ChildDeath, OSError) as error:
         typer.echo(f"--arch: {error}", err=True)
         raise typer.Exit(2) from None
@@ -59,6 +68,13 @@ def main(
         found += search.found.values()
     console.print(_table(found))
     raise typer.Exit(any(each.known is None for each in found))
+
+
+def _made(names: Sequence[str], build: str) -> list[str]:
+    """Paths of models made of architectures."""
+    if "all" in names:
+        return [str(model.path) for model in swept(build)[0]]
+    return [str(auto_path(name, build)) for name in names]
 
 
 def _table(found: list[Found]) -> Table:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +23,11 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
+from conformance.harness import builds
+from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.census import GGUFError, ModelCensus, census_of_gguf
-from conformance.harness.engine import BUNDLED, EngineError, Library, Model
+from conformance.harness.engine import BUNDLED, EngineError, Model
 from conformance.harness.measure.kld import WITHIN_RUN, KldError
 from conformance.harness.measure.kld_base import KldBase, read_base, write_base
 from conformance.harness.precision.codecs import CodecError
@@ -48,6 +48,7 @@ from conformance.harness.precision.ladder import (
 )
 from conformance.harness.precision.scoring import Scorer, native_types
 from conformance.harness.precision.tail import TailError
+from conformance.harness.report.document import print_rederivations
 from conformance.harness.report.ladder import terminal_table, write_forms
 from fixtures.corpora import CorpusError, corpus
 from fixtures.trained import FetchError, model_path
@@ -80,7 +81,7 @@ def ladder(
     ubatch: Annotated[int, typer.Option(min=1, max=512, help="Tokens in a step; 1 to compare with native types.")] = 32,
     native: Annotated[bool, typer.Option(help="Also the build's own cache types, of those named.")] = True,
     threads: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1,
-    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
     base: Annotated[
         Path | None, typer.Option(help="A KLD base file: scored against when it is there, else written.")
     ] = None,
@@ -90,7 +91,7 @@ def ladder(
     """Measure a ladder, or derive the document's figures again."""
     with _refusing():
         if document:
-            _print_document()
+            print_rederivations(rederive(load_document()))
             return
         path = model_path(model)
         census = census_of_gguf(path)
@@ -100,7 +101,7 @@ def ladder(
             )
         names = [name.strip() for name in types.split(",")]
         check_arms(arms_of(names, _numbers(tails), ()), census, path.name)
-        text, library = corpus(corpus_name), Library(build)
+        text, library = corpus(corpus_name), builds.load(build)
         own = [name for name in names if native and name in native_types(library)]
         arms = arms_of(names, _numbers(tails), own, _numbers(tails) if library.has_tail else (0,))
         with Model(library, path) as loaded:
@@ -215,17 +216,6 @@ def _bos(model: Model) -> int | None:
     if model.metadata("tokenizer.ggml.add_bos_token") != "true":
         return None
     return int(model.metadata("tokenizer.ggml.bos_token_id") or 1)
-
-
-def _print_document() -> None:
-    table = Table("figure", "says", "stated", "derived", "verdict", box=None)
-    found = rederive(load_document())
-    for line in found:
-        table.add_row(line.id, line.says, line.stated, line.derived, line.verdict)
-    console = Console(highlight=False, width=200 if not sys.stdout.isatty() else None)
-    console.print(table)
-    counts = {verdict: sum(line.verdict == verdict for line in found) for verdict in ("agrees", "disagrees", "unknown")}
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
 if __name__ == "__main__":

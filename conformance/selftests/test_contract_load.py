@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -145,7 +146,11 @@ def test_values_keep_their_types_and_origins_their_lines(tmp_path: Path) -> None
             "{rang: [1, 600]}",
             "13: invariants[0].search.tokens.rang: unknown key; did you mean 'range'?",
         ),
-        ("{range: [1, 600]}", "{}", "13: invariants[0].search.tokens: holds neither or both of range and choices"),
+        (
+            "{range: [1, 600]}",
+            "{}",
+            "13: invariants[0].search.tokens: holds none or several of range, choices and transcript",
+        ),
         ("[8, 512]", "[]", "14: invariants[0].search.ubatch.choices: found an empty list; write a list"),
         ("[8, 512]", "[8, 8]", "14: invariants[0].search.ubatch.choices: 8 stands there twice"),
         ("[8, 512]", "[8, [1]]", "14: invariants[0].search.ubatch.choices[1]: found a list; write a list of numbers"),
@@ -270,14 +275,25 @@ def test_acceptance_follows_its_rule(deviation: float, floor: float, factor: flo
     assert close.holds(deviation, floor) == (deviation <= factor * floor)
     exact = Accept(quantity="logits", rule="bitwise", because="x")
     assert exact.holds(deviation, floor) == (deviation == 0)
+    far = Accept(quantity="logits", rule="beyond_floor", factor=factor, floor="ubatch", because="x")
+    assert far.holds(deviation, floor) == (deviation >= factor * floor)
+    some = Accept(quantity="time", rule="at_least", bound=factor, because="x")
+    assert some.holds(deviation, floor) == (deviation >= factor)
+    few = Accept(quantity="share", rule="at_most", bound=factor, because="x")
+    assert few.holds(deviation, floor) == (deviation <= factor)
+    for accept in (close, exact, far, some, few):
+        low, high = accept.bounds(floor)
+        assert accept.holds(deviation, floor) == (low <= deviation <= high)
 
 
-@pytest.mark.parametrize("rule", ["bitwise", "within_floor"])
-def test_what_is_not_a_number_never_passes(rule: str) -> None:
-    more = {"factor": 10.0, "floor": "repeat"} if rule == "within_floor" else {}
-    accept = Accept.model_validate({"quantity": "logits", "rule": rule, "because": "x", **more})
+@pytest.mark.parametrize("rule", get_args(Accept.model_fields["rule"].annotation))
+def test_what_is_not_a_finite_number_never_passes(rule: str) -> None:
+    floor = {"factor": 10.0, "floor": "repeat"} if rule.endswith("_floor") else {}
+    bound = {"bound": 0.0} if rule.startswith("at_") else {}
+    accept = Accept.model_validate({"quantity": "logits", "rule": rule, "because": "x", **floor, **bound})
     assert accept.holds(0.0, 0.0)
     assert not accept.holds(float("nan"), 1.0)
+    assert not accept.holds(float("inf"), 1.0)
     assert not accept.holds(0.0, float("nan"))
 
 

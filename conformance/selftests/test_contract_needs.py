@@ -13,13 +13,18 @@ from conformance.harness.contract.needs import Subject, applies, undecided
 from conformance.harness.contract.schema import Invariant, Kind
 
 
-def invariant(kinds: tuple[Kind, ...] = (), capabilities: tuple[str, ...] = (), models: object = "all") -> Invariant:
+def invariant(
+    kinds: tuple[Kind, ...] = (),
+    capabilities: tuple[str, ...] = (),
+    models: object = "all",
+    lacks: tuple[Kind, ...] = (),
+) -> Invariant:
     content = {
         "id": "RP-04",
         "title": "t",
         "statement": "s",
         "source": {"section": "1."},
-        "needs": {"kinds": kinds, "capabilities": capabilities},
+        "needs": {"kinds": kinds, "capabilities": capabilities, "lacks": lacks},
         "models": models,
         "examples": {"smoke": 1},
         "accept": {"quantity": "logits", "rule": "bitwise", "because": "b"},
@@ -100,3 +105,20 @@ def test_a_model_that_is_only_examined_by_name_is_not_meant_by_all() -> None:
     trained = Subject("smollm2-135m", Path("m.gguf"), frozenset({"attention"}), only_named=True)
     assert applies(invariant(), trained) == "RP-04 does not list smollm2-135m"
     assert applies(invariant(models=["smollm2-135m"]), trained) is None
+
+
+@pytest.mark.parametrize(
+    ("lacks", "has", "reason"),
+    [
+        (("attention",), {"recurrent"}, None),
+        (("attention",), {"hybrid"}, "needs a model without attention; qwen3-mini has it"),
+        (("attention",), {"sliding_window"}, "needs a model without attention; qwen3-mini has it"),
+        (("sliding_window", "recurrent"), {"attention"}, None),
+        (("sliding_window",), {"sliding_window"}, "needs a model without a sliding window; qwen3-mini has it"),
+    ],
+)
+def test_a_kind_that_must_not_be_there_rules_a_model_out(
+    lacks: tuple[Kind, ...], has: set[Kind], reason: str | None
+) -> None:
+    assert applies(invariant(lacks=lacks), subject(has)) == reason
+    assert undecided(invariant(lacks=lacks), subject(None)) is not None

@@ -100,7 +100,10 @@ def test_kvarn_on_one_side_only_is_refused() -> None:
 
 def test_an_unknown_layout_is_refused_with_its_bytes() -> None:
     seen = abi.Probe((True,) * 90, bytes(range(90)))
-    with pytest.raises(BuildError, match=r"no known layout fits \(90 bytes written\).*layouts.yaml.*00 01 02"):
+    with pytest.raises(
+        BuildError,
+        match=r"no known layout fits \(90 bytes written by llama_context_default_params\).*layouts.yaml.*00 01 02",
+    ):
         abi.recognise("context_params", seen, Path("libllama.so"))
 
 

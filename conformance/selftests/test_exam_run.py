@@ -84,6 +84,21 @@ def test_an_engine_that_keeps_nothing_passes_nothing(tmp_path: Path) -> None:
     assert "did not depend on what was decoded before" in checks[0]["reason"]
 
 
+def test_times_are_taken_after_all_else_and_decide_only_when_asked(tmp_path: Path) -> None:
+    slow = ("--inject-fault", "slower-with-depth")
+    done = run(tmp_path / "report", *slow, "-n", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = {check["id"]: check for check in content(tmp_path / "report")["checks"]}
+    assert checks["DC-03/recurrent"]["verdict"] == "FAIL"
+    assert not checks["DC-03/recurrent"]["required"]
+    drawn = [json.loads(line)["id"] for line in (tmp_path / "report" / "cases.jsonl").read_text().splitlines()]
+    timed = {each.id for each in contract() if each.alone}
+    assert {id for id in drawn if id in timed} == set(drawn[-2:]) == {"DC-02", "DC-03/recurrent"}
+    done = run(tmp_path / "strict", *slow, "--strict-timing", "-k", "DC-03")
+    assert done.returncode == 1
+    assert "DC-03/recurrent fails on mamba2-mini" in done.stdout
+
+
 def test_two_runs_do_not_share_a_report(tmp_path: Path) -> None:
     report = tmp_path / "report"
     report.mkdir()

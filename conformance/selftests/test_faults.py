@@ -82,7 +82,8 @@ def test_a_planted_fault_is_caught_and_a_control_passes(
     planted = FAULTS[fault]
     if planted.model in TRAINED and not TRAINED[planted.model].is_here:
         pytest.skip(TRAINED[planted.model].absence)
-    check = examined(first_looks, child, id, Setup("bundled", planted.model, fault), examples=12)
+    other = "bundled" if "other_build" in CONTRACT[id].needs.capabilities else None
+    check = examined(first_looks, child, id, Setup("bundled", planted.model, fault, other=other), examples=12)
     where = (check.reason or "").splitlines()[0][:60] if check.reason else ""
     record_property(
         FAULT_ROW,

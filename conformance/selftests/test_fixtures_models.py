@@ -42,7 +42,7 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         value: Any = getattr(recipe, field.name)
         if isinstance(value, tuple):
             value = (*value[:-1], value[-1] + 1)
-        elif isinstance(value, int | float):
+        elif isinstance(value, int | float) and not isinstance(value, bool):
             value += 1
         else:
             continue

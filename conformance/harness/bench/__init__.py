@@ -9,14 +9,16 @@ from .bench import (
     Piece,
     Setup,
     Tokens,
-    identify,
+    bench_of,
     measure,
     meet,
     try_on_device,
 )
 from .case import FLOAT_TYPES, Case, Decode
+from .clock import DECODED, decode_seconds
 
 __all__ = [
+    "DECODED",
     "FLOAT_TYPES",
     "Acquaintance",
     "Bench",
@@ -28,7 +30,8 @@ __all__ = [
     "Piece",
     "Setup",
     "Tokens",
-    "identify",
+    "bench_of",
+    "decode_seconds",
     "measure",
     "meet",
     "try_on_device",

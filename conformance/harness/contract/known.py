@@ -86,7 +86,7 @@ def match(entries: Iterable[Known], id: str, subject: Subject, build: BuildName)
 
 def _covers(builds: Builds, build: BuildName) -> bool:
     number = build.number is not None and _within(builds.build_number, str(build.number))
-    package = build.package is not None and build.package == builds.package and _within(builds.version, build.version)
+    package = build.package is not None and _within(builds.packages.get(build.package), build.version)
     return number or package or build.digest in builds.digests
 
 

@@ -15,9 +15,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from conformance.harness.contract.schema import Document, Documents, Entry, Family, Invariant, Profile, Profiles, Topic
+from conformance.harness.contract.entry import Entry
+from conformance.harness.contract.schema import Document, Documents, Family, Invariant, Profile, Profiles, Topic
 
 Shape = TypeVar("Shape", bound=Entry)
+_NO_TOPICS = ("documents.yaml", "profiles.yaml", "performance.yaml")
 Loc = tuple[int | str, ...]
 
 
@@ -95,7 +97,7 @@ class SpecFile(Generic[Shape]):
 def load_specs(folder: Path, models: Collection[str] = ()) -> Contract:
     """The contract in ``folder``: ``documents.yaml``, ``profiles.yaml`` and a file for each topic.
 
-    ``models`` are the names that invariants may list; when empty they are not checked. Raises SpecError with every
+    ``performance.yaml``, which the gate alone reads, is no topic. ``models`` are the names that invariants may list; when empty they are not checked. Raises SpecError with every
     problem found.
     """
     problems: list[str] = []
@@ -109,7 +111,7 @@ def load_specs(folder: Path, models: Collection[str] = ()) -> Contract:
 
     documents = read(folder / "documents.yaml", Documents)
     profiles = read(folder / "profiles.yaml", Profiles)
-    paths = [path for path in sorted(folder.glob("*.yaml")) if path.name not in ("documents.yaml", "profiles.yaml")]
+    paths = [path for path in sorted(folder.glob("*.yaml")) if path.name not in _NO_TOPICS]
     topics = [topic for path in paths if (topic := read(path, Topic))]
     if not paths:
         problems.append(f"{folder}: no invariants here; name a folder that has a file for each topic")
@@ -209,7 +211,11 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-_Loader.yaml_implicit_resolvers = {}
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads as the same."""
+
+
+_Loader.yaml_implicit_resolvers = _Dumper.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"~|null|", ["~", "n", ""]),
     ("bool", r"true|false", list("tf")),
@@ -217,6 +223,12 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", list("-+.0123456789")),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^({_pattern})$"), _first)
+
+
+def dump_yaml(content: Any) -> str:
+    """Plain mappings, lists and scalars as YAML that `load_file` reads as the same."""
+    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False)
+    return text
 
 
 class _Plain:

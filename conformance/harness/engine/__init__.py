@@ -13,8 +13,9 @@ from .context import (
 )
 from .errors import BuildError, DecodeError, EngineError, ModelError, StateError
 from .high_level import HighLevel, has_high_level
-from .library import BUNDLED, BuildIdentity, Library, find_library
+from .library import BUNDLED, BuildIdentity, Library, digest_of, find_library
 from .model import Model
+from .vision import EncodedImage, Pixels, Vision, has_vision
 
 __all__ = [
     "BUNDLED",
@@ -27,15 +28,20 @@ __all__ = [
     "Context",
     "ContextSettings",
     "DecodeError",
+    "EncodedImage",
     "EngineError",
     "HighLevel",
     "Library",
     "Logits",
     "Model",
     "ModelError",
+    "Pixels",
     "StateError",
     "StateFlags",
     "TokenBatch",
+    "Vision",
+    "digest_of",
     "find_library",
     "has_high_level",
+    "has_vision",
 ]

@@ -109,11 +109,14 @@ class TokenBatch:
     def as_struct(self) -> Batch:
         """The `llama_batch`, pointing into this object's arrays, which must outlive the call."""
         n = len(self)
-        sequences = [[self.sequences]] * n if isinstance(self.sequences, int) else [list(s) for s in self.sequences]
-        counts = np.fromiter((len(s) for s in sequences), np.int32, n)
-        ids = np.fromiter((i for s in sequences for i in s), np.int32, int(counts.sum()))
-        starts = np.concatenate(([0], np.cumsum(counts[:-1], dtype=np.int64))) * ids.itemsize
-        pointers = (ids.ctypes.data + starts).astype(np.uint64)
+        if isinstance(self.sequences, int):  # all tokens point at the one id
+            counts, ids = np.ones(n, np.int32), np.array([self.sequences], np.int32)
+            pointers = np.full(n, ids.ctypes.data, np.uint64)
+        else:
+            counts = np.fromiter((len(s) for s in self.sequences), np.int32, n)
+            ids = np.fromiter((i for s in self.sequences for i in s), np.int32, int(counts.sum()))
+            starts = np.concatenate(([0], np.cumsum(counts[:-1], dtype=np.int64))) * ids.itemsize
+            pointers = (ids.ctypes.data + starts).astype(np.uint64)
         arrays = [
             None if self.tokens is None else np.ascontiguousarray(self.tokens, np.int32),
             None if self.embeddings is None else np.ascontiguousarray(self.embeddings, np.float32),
@@ -131,6 +134,10 @@ class Context:
 
     Every setting that the build can report is read back when the context is made: a struct layout that put a value into
     the wrong field stops here.
+
+    Attributes:
+        seconds: wall time spent in `llama_decode` so far, without what Python does around it; CPU builds compute within
+            the call.
 
     Raises:
         ModelError: the build refused to make the context.
@@ -166,6 +173,7 @@ class Context:
             )
         self._read_back()
         self.memory: int = self.library.llama_get_memory(self.handle)
+        self.seconds = 0.0
         self._abort: Any = None
 
     def _choose_cache(self, params: Any) -> None:
@@ -300,7 +308,9 @@ class Context:
 
     def process(self, batch: TokenBatch) -> int:
         """One `llama_decode` call as it is; returns the build's code and raises nothing."""
-        code = int(self.library.llama_decode(self.handle, batch.as_struct()))
+        struct, before = batch.as_struct(), self.library.seconds
+        code = int(self.library.llama_decode(self.handle, struct))
+        self.seconds += self.library.seconds - before
         self._cache_known = bool(self._cache)
         return code
 

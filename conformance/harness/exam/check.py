@@ -7,6 +7,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from conformance.harness.bench import Bench, Case, Measurement, Setup, measure
@@ -16,6 +17,7 @@ from conformance.harness.measure.deviation import Deviation
 Body = Callable[[Bench, Any], Deviation]
 
 REGISTRY = Registry()
+_TOPICS = Path(__file__).parents[2]
 
 
 class Undecided(Exception):
@@ -65,6 +67,17 @@ def verifies(id: str, *, case: type[Case]) -> Callable[[Body], Callable[..., Non
         return REGISTRY.verifies(id)(test)
 
     return tie
+
+
+def every_test() -> list[Any]:
+    """All functions that pytest would take for tests, of all topics."""
+    modules = [importlib.import_module(f"conformance.{path.stem}") for path in sorted(_TOPICS.glob("test_*.py"))]
+    return [test for module in modules for name, test in vars(module).items() if name.startswith("test_")]
+
+
+def every_check() -> dict[str, BoundCheck]:
+    """All checks of this checkout by id."""
+    return {test.check.id: test.check for test in every_test() if hasattr(test, "check")}
 
 
 def check_of(reference: str) -> BoundCheck:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,11 +12,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 import fixtures
 from conformance.harness.measure.interval import Interval, exactly, printed
+from conformance.harness.measure.rederivation import Rederivation, Verdict
 from conformance.harness.precision.memory import MIB, AttentionLayers, FootprintModel, Run, footprint
 
 PATH = Path(fixtures.__file__).parent / "documents" / "precision_tail.yaml"
-
-Verdict = Literal["agrees", "disagrees", "unknown"]
 
 _HUNDRED = exactly(100)
 _OPERATIONS: Mapping[str, Callable[[Interval, Interval], Interval]] = {
@@ -106,17 +104,6 @@ class Document(_Strict):
             for kind, row in table.values.items()
             for tail, value in row.items()
         }
-
-
-@dataclass(frozen=True)
-class Rederivation:
-    """One figure or conclusion of the document beside what comes out when it is computed again."""
-
-    id: str
-    says: str
-    stated: str
-    derived: str
-    verdict: Verdict
 
 
 def load_document(path: Path = PATH) -> Document:
