@@ -118,7 +118,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "context-file-short": Fault(
         "a file of the whole context brings back its first sequence only",
-        ("RP-06",),
+        ("RP-06", "RP-06/context-of-streams"),
         "rwkv7-mini",
         lies.ContextFileShort,
     ),
