@@ -16,7 +16,7 @@ from conformance.harness import builds
 from conformance.harness.engine import BuildError
 from conformance.harness.exam.bisection import Reading, Value, boundaries, read_check, read_finding, span
 from conformance.harness.exam.examination import contract
-from conformance.harness.machine.search import Found
+from conformance.harness.machine.found import Found
 from tools import bisect
 
 from .test_builds import cache, compiled, index
