@@ -43,6 +43,15 @@ def shown(results: Results, width: int = 80) -> str:
     return stream.getvalue()
 
 
+def test_what_an_informative_check_measured_is_told_although_it_passed() -> None:
+    told = {"deviation": 0.0, "limit": 1.0, "detail": {"expected": "0 rows", "seen": "K over V .0054"}}
+    measured = check("PASS", "KL-03", required=False, **told)
+    decides = check("PASS", "KL-01", required=True, **told)
+    page = shown(results_of([measured, decides]))
+    assert "measured: KL-03 on holo3-mini: K over V .0054, against 0 rows" in page
+    assert "measured: KL-01" not in page
+
+
 @pytest.mark.parametrize(
     ("required", "informative", "code"),
     [
