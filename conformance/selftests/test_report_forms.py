@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -44,7 +45,7 @@ def shown(results: Results, width: int = 80) -> str:
 
 
 def test_what_an_informative_check_measured_is_told_although_it_passed() -> None:
-    told = {"deviation": 0.0, "limit": 1.0, "detail": {"expected": "0 rows", "seen": "K over V .0054"}}
+    told: dict[str, Any] = {"deviation": 0.0, "limit": 1.0, "detail": {"expected": "0 rows", "seen": "K over V .0054"}}
     measured = check("PASS", "KL-03", required=False, **told)
     decides = check("PASS", "KL-01", required=True, **told)
     page = shown(results_of([measured, decides]))
