@@ -135,8 +135,9 @@ def test_the_formulas_that_give_the_size_of_a_saved_state_give_the_documents_siz
     deviations = [of_count(stored, modelled, f"K and V in {kind}")]
     deviations += [
         of_printed(Fraction(stored, modelled) * size, figure, what, unit)
-        for what, size, figure, unit in _documents_caches(kind)
+        for what, size, figure, unit in _documents_caches(bench, kind)
     ]
+    deviations += [of_printed(size, figure, what, unit) for what, size, figure, unit in _caches_not_stored(bench, kind)]
     recurrent = _recurrent_layers(bench)
     if recurrent:
         stored, modelled = counted.r_bytes + counted.s_bytes, recurrent.bytes_per_sequence
@@ -182,15 +183,13 @@ def _holo3() -> dict[str, Any]:
     return {name: figure.value for name, figure in contract()["AR-04"].figures.items()}
 
 
-@cache
-def _documents_caches(kind: str) -> list[tuple[str, Fraction, str, str]]:
-    """The documents' caches of a type, without a tail: what it is, its size by the memory model, as printed, the unit."""
-    document = load_document()
-    sizes = [
-        (f"the cache of {document.setup.models[model].name}", cache_mib(document, model, kind, 0), figure, "MiB")
-        for model in document.geometry
-        if (figure := document.printed.get(f"{model}/kv_mib/{kind}/0"))
-    ]
+Printed = tuple[str, Fraction, str, str]
+"""A cache of the documents: what it is, its size by the memory model, as printed, the unit."""
+
+
+def _documents_caches(bench: Bench, kind: str) -> list[Printed]:
+    """The documents' caches that a build stores as it stores `kind`: of that type and without a tail."""
+    sizes = [printed for stored, printed in _precision_tails_caches(bench.reference.footprint) if stored == kind]
     if kind == "f16":
         holo3 = _holo3()
         layers = memory.AttentionLayers(
@@ -203,6 +202,30 @@ def _documents_caches(kind: str) -> list[tuple[str, Fraction, str, str]]:
             ("Holo3's cache at full context", Fraction(full, 1 << 30), str(holo3["kv_at_full_context"]), "GiB"),
         ]
     return sizes
+
+
+def _caches_not_stored(bench: Bench, kind: str) -> list[Printed]:
+    """The documents' caches that no build at hand stores like that: other types, KVarN, and everything with a tail."""
+    return [printed for stored, printed in _precision_tails_caches(bench.reference.footprint) if stored != kind]
+
+
+@cache
+def _precision_tails_caches(footprint: memory.FootprintModel) -> list[tuple[str | None, Printed]]:
+    """Every printed cache of the precision tail's models; in front the type where it has no tail, else None."""
+    document = load_document()
+    return [
+        (
+            None if tail else kind,
+            (
+                f"the {kind} cache of {document.setup.models[model].name} with a tail of {tail}",
+                cache_mib(document, model, kind, tail, footprint),
+                figure,
+                "MiB",
+            ),
+        )
+        for model in document.geometry
+        for kind, tail, figure in document.printed_caches(model)
+    ]
 
 
 @cache

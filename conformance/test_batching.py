@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conformance.harness.bench import Bench, Case
+from conformance.harness.bench import Bench, Case, Decode
 from conformance.harness.bench.bench import Tokens
 from conformance.harness.engine import Context, ContextSettings, DecodeError, Logits, TokenBatch
 from conformance.harness.exam import verifies
@@ -37,6 +37,16 @@ class Together(Coupled):
     """Several sequences in one batch."""
 
     kv_unified: bool
+
+
+class SplitImage(Decode):
+    """A text, an image of width x height cut behind a share of its tokens, a text."""
+
+    before_tokens: int
+    after_tokens: int
+    width: int
+    height: int
+    cut_percent: int
 
 
 class Repeat(Case):
@@ -141,6 +151,25 @@ def test_tokens_of_several_sequences_at_once_are_as_if_decoded_into_each(bench: 
             logits = context.decode(text, sequence=id, outputs="all")
             found.append(of_logits(logits, bench.cold(ContextSettings(), prefix, text)))
     return worst(found)
+
+
+@verifies("BT-04", case=SplitImage)
+def test_an_image_split_at_any_boundary_equals_the_unsplit_one(bench: Bench, case: SplitImage) -> Deviation:
+    before, after = bench.texts(case.text_seed, case.before_tokens, case.after_tokens)
+    embeddings, positions = bench.image(case.text_seed, case.width, case.height, len(before))
+    n = len(embeddings)
+    cut = 1 + (n - 2) * case.cut_percent // 100
+    rows = []
+    for parts in ([slice(0, n)], [slice(0, cut), slice(cut, n)]):
+        with bench.context(case.settings(cache_type="f32")) as context:
+            context.decode(before)
+            of_image = [
+                context.decode_embeddings(embeddings[part], positions[:, part], outputs="all") for part in parts
+            ]
+            next_position = len(before) + max(case.width, case.height)
+            rows.append(np.concatenate([*of_image, context.decode(after, start=next_position, outputs="all")]))
+    unsplit, split = rows
+    return of_logits(split, unsplit)
 
 
 @verifies("BT-05/repeats", case=Repeat)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.harness.bench import Bench, Case
 from conformance.harness.engine import CacheSide
 from conformance.harness.exam import verifies
 from conformance.harness.measure.deviation import Deviation, of_amount, worst
+from conformance.harness.measure.kld import median_change
+from conformance.harness.precision.body import body
 from conformance.harness.precision.codecs import codec
-from conformance.harness.precision.emulation import CacheChoice, settings_for
+from conformance.harness.precision.emulation import EXACT, CacheChoice, settings_for
 from conformance.harness.precision.rotation import rotate
 from conformance.harness.precision.scoring import Arm
 from conformance.harness.state import part
-from conformance.test_precision_tail import SIDES, first_attention_layer, of_rise
+from conformance.test_precision_tail import SIDES, Sides, exact_rows, first_attention_layer, of_rise
 
 FINER = {"q2_0": "q3_0", "q3_0": "q4_0", "q4_0": "q5_0", "q5_0": "q6_0", "q6_0": "q8_0"}
 NEXT_STANDARD = {"kvarn4": "q5_0", "kvarn5": "q6_0", "kvarn6": "q8_0"}
@@ -46,8 +49,8 @@ class Beside(Case):
     cache_type: str
 
 
-class OneSide(Case):
-    """A piece of real text with only K, only V, and both in a type."""
+class Apart(Case):
+    """A piece of real text with only K, and only V, in a type, and with either of them one type finer."""
 
     chunk: int
     context_tokens: int
@@ -109,21 +112,52 @@ def _blocks(bench: Bench, kind: str, layer: int, side: CacheSide, exact: object,
     return Deviation(share, what, what if share else "", "0 blocks", f"{int(differs.sum())} of {differs.size}")
 
 
-@verifies("KL-03", case=OneSide)
-def test_the_costlier_side_alone_is_about_as_far_off_as_both(bench: Bench, case: OneSide) -> Deviation:
+@verifies("KL-03", case=Apart)
+def test_errors_of_k_and_of_v_are_measured_apart_and_asymmetric_pairs_are_reported(
+    bench: Bench, case: Apart
+) -> Deviation:
     text = bench.real_text(case.chunk, case.context_tokens)
-    key, value, both = (
-        float(np.median(bench.divergence(Arm(choice), text, case.ubatch).kld))
-        for choice in (CacheChoice(case.body, "f16"), CacheChoice("f16", case.body), CacheChoice.of(case.body))
+    coarse, fine = case.body, FINER[case.body]
+    exact = exact_rows(bench, first_attention_layer(bench), text, case.ubatch)
+    wrong = sum(
+        _rows_beside_their_type(bench, case, text, exact, choice)
+        for choice in (CacheChoice(coarse, EXACT), CacheChoice(EXACT, coarse))
     )
-    off = abs(float(np.log2(max(key, value) / both))) if both > 0 < max(key, value) else float("nan")
-    return of_amount(
-        off,
-        f"median KLD of {case.body} on its costlier side against both",
-        "octaves",
-        f"about {both:.6f}",
-        f"K only {key:.6f}, V only {value:.6f}",
+    arms = CacheChoice(coarse, EXACT), CacheChoice(EXACT, coarse), CacheChoice(coarse, fine), CacheChoice(fine, coarse)
+    key, value, v_above, k_above = (bench.divergence(Arm(choice), text, case.ubatch).kld for choice in arms)
+    change = median_change(v_above, k_above, seed=1)
+    return Deviation(
+        float(wrong),
+        "rows of a side that are not those of its type, rows",
+        "a side that was to stay exact, or one that was to be quantized" if wrong else "",
+        "0 rows",
+        f"{wrong} rows; median KLD of K alone in {coarse} {np.median(key):.6f}, V alone {np.median(value):.6f}; "
+        f"K {fine} over V {coarse} {np.median(k_above):.6f}, the reverse {np.median(v_above):.6f}, "
+        f"difference {change.change:+.6f} [{change.low:+.6f}, {change.high:+.6f}]",
     )
+
+
+def _rows_beside_their_type(
+    bench: Bench, case: Apart, text: NDArray[np.int32], exact: Sides, choice: CacheChoice
+) -> int:
+    """Rows of the first attention layer, K and V, that are not what the side's type makes of the exact ones."""
+    layer = first_attention_layer(bench)
+    shape = next(each for each in bench.census.attention or () if each.index == layer)
+    before_last_step = (len(text) - 1) // case.ubatch * case.ubatch
+    wrong = 0
+    with bench.context(settings_for(len(text), case.ubatch)) as context:
+        bench.reference.tailed(context, bench.census, choice).decode(text, outputs="none")
+        seen = {side: bench.rows(context, layer, side) for side in SIDES}
+    of_side = {"k": (choice.key, shape.key_dim), "v": (choice.value, shape.value_dim)}
+    for side in SIDES:
+        name, head_dim = of_side[side]
+        expected = exact[side].copy()
+        if name != EXACT:
+            older = expected[:before_last_step].astype(np.float32)
+            expected[:before_last_step] = body(name, head_dim, side).round_trip(older)
+        positions, rows = seen[side]
+        wrong += int((rows.view(np.uint16) != expected[positions].view(np.uint16)).any(axis=1).sum())
+    return wrong
 
 
 @verifies("KL-04", case=AboveStandard)

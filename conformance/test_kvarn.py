@@ -10,7 +10,7 @@ from conformance.harness.exam.examination import contract
 from conformance.harness.measure.deviation import Deviation, of_amount, of_count, worst
 from conformance.harness.precision.codecs import CodecError
 from conformance.harness.precision.emulation import CacheChoice, settings_for
-from conformance.harness.precision.kvarn import GROUP, SINK_ROWS, KVarN
+from conformance.harness.precision.kvarn import GROUP, KVarN
 from conformance.harness.precision.rotation import hadamard
 from conformance.harness.precision.scoring import Arm
 from conformance.test_precision_tail import exact_rows, first_attention_layer, of_rise, of_rows
@@ -84,6 +84,7 @@ def test_kvarn_diverges_less_than_the_standard_type_of_as_many_bits(bench: Bench
 def test_the_sink_and_the_filling_group_stay_exact(bench: Bench, case: Kept) -> Deviation:
     (text,) = bench.texts(case.text_seed, case.tokens)
     layer = first_attention_layer(bench)
+    sink, group = (int(contract()["KN-03"].figures[name].value) for name in ("sink_rows", "group_rows"))
     found = []
     with bench.context(settings_for(case.tokens, case.ubatch)) as context:
         try:
@@ -92,12 +93,12 @@ def test_the_sink_and_the_filling_group_stay_exact(bench: Bench, case: Kept) -> 
             raise NotDecidable(str(error)) from None
         tailed.decode(text, outputs="none")
         positions, rows = bench.rows(context, layer, "k")
-    exact = exact_rows(bench, layer, "k", text, case.ubatch)[positions]
+    exact = exact_rows(bench, layer, text, case.ubatch)["k"][positions]
     differs = (rows.view(np.uint16) != exact.view(np.uint16)).any(axis=1)
-    recorded = (positions >= SINK_ROWS) & (positions < (case.tokens - GROUP) // GROUP * GROUP - case.ubatch)
+    recorded = (positions >= sink) & (positions < (case.tokens - group) // group * group - case.ubatch)
     found.append(
         of_rows(
-            differs & ((positions < SINK_ROWS) | (positions >= case.tokens - GROUP)),
+            differs & ((positions < sink) | (positions >= case.tokens - group)),
             "rows of sink or stage that are not exact",
         )
     )

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.harness.bench import Bench, Case
-from conformance.harness.engine import CacheSide
+from conformance.harness.engine import CacheSide, Context
 from conformance.harness.exam import NotDecidable, Undecided, verifies
+from conformance.harness.exam.examination import contract
 from conformance.harness.measure.deviation import Deviation, nmse, of_amount, of_count, of_logits, of_printed, worst
-from conformance.harness.measure.kld import median_change
+from conformance.harness.measure.kld import median_change, surprise
 from conformance.harness.precision.body import body
 from conformance.harness.precision.codecs import CodecError
-from conformance.harness.precision.document import Document, load_document
-from conformance.harness.precision.emulation import CacheChoice, TailedSequence, settings_for
+from conformance.harness.precision.document import Document, cache_mib, load_document
+from conformance.harness.precision.emulation import EXACT, CacheChoice, TailedSequence, settings_for
 from conformance.harness.precision.kvarn import GROUP
 from conformance.harness.precision.memory import Run, ring_rows, tail_rows
 from conformance.harness.precision.oracle import Rows, softmax
@@ -26,6 +26,8 @@ from conformance.harness.precision.tail import select_rows
 Tokens = NDArray[np.int32]
 _SHARP = 40.0  # the score of a query for its own key
 _FAR = 0.999  # of the attention on rows older than the tail
+_WORDS = 2000  # tokens of real text from which the words of a passage are drawn
+_RECOGNISED = 5  # tokens after which a passage is known to come again
 SIDES: tuple[CacheSide, ...] = ("k", "v")
 
 
@@ -94,6 +96,26 @@ class Far(Case):
     tail: int
 
 
+class FarCopy(Case):
+    """A passage of random words, real text after it, and the passage again, under a body and a tail between the two."""
+
+    text_seed: int
+    passage_tokens: int
+    between_tokens: int
+    ubatch: int
+    body: str
+    tail: int
+
+
+class OfTheBuild(Case):
+    """A random text in a cache type and a tail that the build offers itself."""
+
+    text_seed: int
+    tokens: int
+    cache_type: str
+    tail: int
+
+
 class Knee(Case):
     """A piece of real text under one body, without a tail, with one, and with one of twice its length."""
 
@@ -146,14 +168,31 @@ def first_attention_layer(bench: Bench) -> int:
     return bench.census.attention[0].index
 
 
-def exact_rows(bench: Bench, layer: int, side: CacheSide, text: Tokens, ubatch: int) -> NDArray[np.float16]:
-    """A layer's rows [tokens, width] as the exact cache holds them when nothing has been rewritten."""
-    with bench.context(settings_for(len(text), ubatch, swa_full=True)) as context:
+Sides = dict[CacheSide, NDArray[np.float16]]
+
+
+def exact_rows(bench: Bench, layer: int, text: Tokens, ubatch: int) -> Sides:
+    """A layer's K and V rows [tokens, width] as the exact cache holds them when nothing has been rewritten."""
+    whole: Sides = {}
+    with bench.context(settings_for(len(text), ubatch)) as context:
         context.decode(text, outputs="none")
-        positions, rows = bench.rows(context, layer, side)
-        whole = np.zeros((len(text), rows.shape[1]), np.float16)
-        whole[positions] = rows
+        for side in SIDES:
+            positions, rows = every_row(bench, context, layer, side, len(text))
+            whole[side] = np.zeros((len(text), rows.shape[1]), np.float16)
+            whole[side][positions] = rows
     return whole
+
+
+def every_row(
+    bench: Bench, context: Context, layer: int, side: CacheSide, n: int
+) -> tuple[Tokens, NDArray[np.float16]]:
+    """Positions and rows of a layer in a context that decoded n tokens with `swa_full`.
+
+    Those that a window has left behind too, where the build tells where its cache lies: they are not in a saved state.
+    """
+    positions, saved = bench.rows(context, layer, side)
+    found = context.cache_rows(side, layer, n, saved.shape[1] * saved.itemsize)
+    return (positions, saved) if found is None else (np.arange(n, dtype=np.int32), found.view(np.float16).copy())
 
 
 def of_rows(wrong: NDArray[np.bool_], what: str) -> Deviation:
@@ -173,11 +212,14 @@ def test_the_newest_rows_are_exact_the_older_ones_are_the_bodys_and_one_softmax_
     window = bench.census.sliding_window if shape.sliding else None
     found = [_oracle(bench, case.text_seed)]
     with bench.context(settings_for(case.tokens, case.ubatch)) as context:
-        case.open(bench, context).decode(text, outputs="none")
+        logits = case.open(bench, context).decode(text, outputs="last")[-1]
         seen = {side: bench.rows(context, layer, side) for side in SIDES}
-    for side in SIDES:
+    found.append(_unseen(bench, case, text, logits))
+    whole = exact_rows(bench, layer, text, case.ubatch)
+    for side, exact in whole.items():
         positions, rows = seen[side]
-        exact = exact_rows(bench, layer, side, text, case.ubatch)
+        visible = case.tokens if window is None else min(case.tokens, window)  # older ones need not be saved
+        found.append(of_count(min(len(positions), visible), visible, f"{side.upper()} rows of layer {layer}", "rows"))
         kept = body(case.body, shape.key_dim if side == "k" else shape.value_dim, side)
         older = _older(case, kept.group, 0 if window else kept.sink, window)
         expected = exact.copy()
@@ -186,6 +228,23 @@ def test_the_newest_rows_are_exact_the_older_ones_are_the_bodys_and_one_softmax_
         wrong = (rows.view(np.uint16) != expected[positions].view(np.uint16)).any(axis=1)
         found.append(of_rows(wrong, f"{side.upper()} rows of layer {layer}"))
     return worst(found)
+
+
+def _unseen(bench: Bench, case: Tailed, text: Tokens, logits: NDArray[np.float32]) -> Deviation:
+    """How many of two tokens, one in the tail and one older, make no difference to the last logits when exchanged."""
+    before_last_step, oldest = (case.tokens - 1) // case.ubatch * case.ubatch, max(case.tokens - case.tail, 0)
+    places = {"the tail": range(oldest, before_last_step), "the body": range(min(oldest, before_last_step))}
+    unseen = []
+    for name, place in places.items():
+        if len(place):
+            exchanged = text.copy()
+            position = place[case.text_seed % len(place)]
+            exchanged[position] = (text[position] + 1) % bench.model.n_vocab
+            with bench.context(settings_for(case.tokens, case.ubatch)) as context:
+                if np.array_equal(case.open(bench, context).decode(exchanged, outputs="last")[-1], logits):
+                    unseen.append(f"position {position} in {name}")
+    where = ", ".join(unseen)
+    return Deviation(float(len(unseen)), "tokens that attention does not see, count", where, "none", where)
 
 
 def _older(case: Tailed, group: int, sink: int, window: int | None) -> NDArray[np.int64]:
@@ -232,6 +291,17 @@ def test_a_tail_that_covers_the_text_changes_nothing(bench: Bench, case: Covered
 
 @verifies("PT-03", case=Compared)
 def test_the_median_divergence_does_not_rise_with_the_tail(bench: Bench, case: Compared) -> Deviation:
+    return _risen_with_the_tail(bench, case)
+
+
+@verifies("PT-03/past-the-window", case=Compared)
+def test_the_median_divergence_does_not_rise_with_the_tail_where_layers_have_a_window(
+    bench: Bench, case: Compared
+) -> Deviation:
+    return _risen_with_the_tail(bench, case)
+
+
+def _risen_with_the_tail(bench: Bench, case: Compared) -> Deviation:
     text = bench.real_text(case.chunk, case.context_tokens)
     short, long = (
         bench.divergence(Arm(CacheChoice.of(case.body, tail)), text, case.ubatch).kld
@@ -275,15 +345,15 @@ def test_the_coarser_the_body_the_more_a_tail_gains(bench: Bench, case: Compared
     )
 
 
-@verifies("PT-05", case=Far)
-def test_a_tail_does_not_repair_what_is_read_from_far_back(bench: Bench, case: Far) -> Deviation:
+@verifies("PT-05/attention-on-old-rows", case=Far)
+def test_a_tail_does_not_repair_far_retrieval(bench: Bench, case: Far) -> Deviation:
     (text,) = bench.texts(case.text_seed, case.tokens)
     layer = first_attention_layer(bench)
     shape = next(each for each in bench.census.attention or () if each.index == layer)
     exact, coarse = [], []
-    for side, head_dim in (("k", shape.key_dim), ("v", shape.value_dim)):
-        rows = exact_rows(bench, layer, side, text, 32).astype(np.float32)  # type: ignore[arg-type]
-        kept = body(case.body, head_dim, side)  # type: ignore[arg-type]
+    for side, halves in exact_rows(bench, layer, text, 32).items():
+        rows, head_dim = halves.astype(np.float32), shape.key_dim if side == "k" else shape.value_dim
+        kept = body(case.body, head_dim, side)
         exact.append(rows[:, :head_dim])
         coarse.append(kept.round_trip(rows)[:, :head_dim])
     older = np.arange(0, case.tokens - case.tail - 1, 7)
@@ -303,11 +373,38 @@ def test_a_tail_does_not_repair_what_is_read_from_far_back(bench: Bench, case: F
     return of_amount(abs(1 - share), "error of far reading with a tail against without", "share", "1", f"{share:.4f}")
 
 
+@verifies("PT-05/far-copy", case=FarCopy)
+def test_a_trained_model_copies_from_beyond_the_tail_as_the_body_lets_it(bench: Bench, case: FarCopy) -> Deviation:
+    words = bench.real_text(0, _WORDS)
+    passage = np.random.default_rng(case.text_seed).choice(np.unique(words), case.passage_tokens, replace=False)
+    between = words[: case.between_tokens]
+    text = np.concatenate([passage, between, passage]).astype(np.int32)
+
+    def surprise_of(choice: CacheChoice) -> float:
+        """Nats for a token of the passage's second time, after the first few, which only say that it has begun."""
+        logits = np.concatenate(list(bench.scorer(case.ubatch).steps(Arm(choice), text)))
+        told = passage[_RECOGNISED:]
+        return float(surprise(logits[-len(told) :], told).mean())
+
+    exact, without, with_tail = map(
+        surprise_of, (CacheChoice.of(EXACT), CacheChoice.of(case.body), CacheChoice.of(case.body, case.tail))
+    )
+    taken = (without - with_tail) / (without - exact) if without > exact else float("nan")
+    return of_amount(
+        taken,
+        f"surprise by {case.body} at copying that a tail of {case.tail} takes away",
+        "share",
+        f"{exact:.3f} nats exact, {without:.3f} without a tail",
+        f"{with_tail:.3f} nats, {taken:.2f} of the difference taken away",
+    )
+
+
 @verifies("PT-06", case=Request)
 def test_a_tail_resolves_to_the_length_that_body_and_window_give_it(bench: Bench, case: Request) -> Deviation:
     kvarn = case.body.startswith("kvarn")
-    groups = max((case.tail + GROUP - 1) // GROUP, 1)
-    expected = min(GROUP * groups if kvarn else case.tail, case.window)
+    group = int(contract()["PT-06"].figures["group_rows"].value)
+    groups = max((case.tail + group - 1) // group, 1)
+    expected = min(group * groups if kvarn else case.tail, case.window)
     seen = bench.reference.resolve_tail(case.tail, kvarn=kvarn, window=case.window)
     found = [of_count(seen, expected, f"a tail of {case.tail} over {case.body} with a window of {case.window}", "rows")]
     own = bench.census.sliding_window
@@ -317,7 +414,7 @@ def test_a_tail_resolves_to_the_length_that_body_and_window_give_it(bench: Bench
         except CodecError:
             return worst(found)  # these heads do not fit the body; what a window does is still told above
         for layer in bench.census.attention or ():
-            whole = GROUP * groups if kvarn else case.tail
+            whole = group * groups if kvarn else case.tail
             given = tailed.resolved_tail(layer.index, "k")
             promoted = layer.sliding and own is not None and whole >= own
             found.append(
@@ -351,24 +448,6 @@ def test_a_tail_costs_what_the_memory_model_says(bench: Bench, case: Figure) -> 
 @cache
 def _document() -> Document:
     return load_document()
-
-
-def _mib(bench: Bench, model: str, kind: str, tail: int) -> Fraction:
-    document = _document()
-    geometry = document.geometry[model]
-    run = Run(geometry.rows, ubatch=document.setup.ubatch, tail=tail)
-    return Fraction(bench.reference.footprint(geometry.layers, run, kind).total, 1 << 20)
-
-
-@cache
-def _printed_with_tails(model: str) -> list[tuple[str, int, str]]:
-    """Every printed cache size of a model of the document that has a tail: type, tail, figure."""
-    found = []
-    for name, figure in _document().printed.items():
-        table, kind, tail = name.rsplit("/", 2)
-        if table == f"{model}/kv_mib" and figure is not None and int(tail) > 0:
-            found.append((kind, int(tail), figure))
-    return found
 
 
 @verifies("PT-08", case=RolledBack)
@@ -409,6 +488,37 @@ def test_a_rolled_back_or_restored_tail_is_exact_or_says_how_many_rows_it_lacks(
     return worst(found)
 
 
+@verifies("PT-09/tail", case=OfTheBuild)
+def test_a_tail_that_the_build_offers_itself_agrees_with_the_reference(bench: Bench, case: OfTheBuild) -> Deviation:
+    return _native_against_emulated(bench, case)
+
+
+@verifies("PT-09/kvarn", case=OfTheBuild)
+def test_kvarn_types_that_the_build_offers_itself_agree_with_the_reference(bench: Bench, case: OfTheBuild) -> Deviation:
+    return _native_against_emulated(bench, case)
+
+
+def _native_against_emulated(bench: Bench, case: OfTheBuild) -> Deviation:
+    """How far the build's own cache lies from the emulated one, as a share of how far that lies from the exact one."""
+    (text,) = bench.texts(case.text_seed, case.tokens)
+    settings = settings_for(case.tokens, 1)
+    kind = case.cache_type
+    own = settings.changed(type_k=kind, type_v=kind, kv_tail=case.tail, reach_cache=False)
+    with bench.context(own) as native, bench.context(settings) as plain, bench.context(settings) as context:
+        try:
+            tailed = bench.reference.tailed(context, bench.census, CacheChoice.of(kind, case.tail))
+        except CodecError as error:
+            raise NotDecidable(str(error)) from None
+        seen, exact, emulated = (
+            each.decode(text, outputs="all")[case.tokens // 2 :] for each in (native, plain, tailed)
+        )
+    moved = nmse(emulated, exact)
+    if moved == 0:
+        raise NotDecidable(f"no row of this text has gone into {kind}")
+    share = nmse(seen, emulated) / moved
+    return of_amount(share, f"error of the build's own {kind} against the emulation, of the emulation's own", "share")
+
+
 @verifies("PT-10", case=Knee)
 def test_the_first_rows_of_a_tail_gain_more_than_as_many_again(bench: Bench, case: Knee) -> Deviation:
     text = bench.real_text(case.chunk, case.context_tokens)
@@ -427,6 +537,17 @@ def test_the_first_rows_of_a_tail_gain_more_than_as_many_again(bench: Bench, cas
 
 @verifies("SW-01", case=InWindow)
 def test_a_tail_as_long_as_the_window_makes_sliding_layers_wholly_exact(bench: Bench, case: InWindow) -> Deviation:
+    return _inexact_in_the_window(bench, case)
+
+
+@verifies("SW-01/trained", case=InWindow)
+def test_a_tail_as_long_as_the_window_makes_sliding_layers_of_a_trained_model_wholly_exact(
+    bench: Bench, case: InWindow
+) -> Deviation:
+    return _inexact_in_the_window(bench, case)
+
+
+def _inexact_in_the_window(bench: Bench, case: InWindow) -> Deviation:
     (text,) = bench.texts(case.text_seed, case.tokens)
     window = bench.census.sliding_window or 0
     sliding = next(each.index for each in bench.census.attention or () if each.sliding)
@@ -435,22 +556,29 @@ def test_a_tail_as_long_as_the_window_makes_sliding_layers_wholly_exact(bench: B
         choice = CacheChoice.of(case.body, window + case.beyond)
         tailed = bench.reference.tailed(context, bench.census, choice)
         tailed.decode(text, outputs="none")
-        seen = [(side, *bench.rows(context, sliding, side)) for side in SIDES]
+        seen = [(side, *every_row(bench, context, sliding, side, case.tokens)) for side in SIDES]
         kept = int(tailed.exact_rows(whole).sum())
     before_last_step = (case.tokens - 1) // case.ubatch * case.ubatch
     expected = max(window + case.beyond, case.tokens - before_last_step)
     found = [of_count(kept, expected, f"exact rows of layer {whole}, which has no window", "rows")]
+    exact = exact_rows(bench, sliding, text, case.ubatch)
     for side, positions, rows in seen:
-        exact = exact_rows(bench, sliding, side, text, case.ubatch)[positions]
-        wrong = (rows.view(np.uint16) != exact.view(np.uint16)).any(axis=1)
+        wrong = (rows.view(np.uint16) != exact[side][positions].view(np.uint16)).any(axis=1)
         found.append(of_rows(wrong, f"{side.upper()} rows of sliding layer {sliding}"))
     return worst([*found, *_stated_sizes(bench, "gemma")])
 
 
 def _stated_sizes(bench: Bench, model: str) -> list[Deviation]:
+    """How far the sizes with a tail, of a model of the document, are from the printed ones."""
     return [
-        of_printed(_mib(bench, model, kind, tail), printed, f"{model}'s {kind} cache with a tail of {tail}", "MiB")
-        for kind, tail, printed in _printed_with_tails(model)
+        of_printed(
+            cache_mib(_document(), model, kind, tail, bench.reference.footprint),
+            printed,
+            f"{model}'s {kind} cache with a tail of {tail}",
+            "MiB",
+        )
+        for kind, tail, printed in _document().printed_caches(model)
+        if tail > 0
     ]
 
 

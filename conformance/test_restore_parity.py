@@ -75,8 +75,17 @@ class Filed(Decode):
     other_tokens: int
     replaced_tokens: int
     suffix_tokens: int
-    scope: Literal["sequence", "context"]
-    kv_unified: bool
+    scope: Literal["sequence", "sequence_of_a_stream", "context", "context_of_streams"]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the file holds all of the context."""
+        return self.scope.startswith("context")
+
+    @property
+    def kv_unified(self) -> bool:
+        """Whether both sequences share one stream of cells."""
+        return "stream" not in self.scope
 
 
 class Loose(Case):
@@ -150,6 +159,22 @@ class Images(Decode):
                 pieces.append(bench.image(self.text_seed + number, *sizes[number], position))
                 position += max(sizes[number])
         return pieces
+
+
+class OnDevice(Decode):
+    """A sequence saved after `prefix_tokens`, loaded after a detour of `detour_tokens`, `rounds` times, each 3 tokens on.
+
+    Where it `moves`, another sequence of `other_tokens` is meanwhile removed and decoded again, longer.
+    """
+
+    prefix_tokens: int
+    detour_tokens: int
+    other_tokens: int
+    suffix_tokens: int
+    flags: str
+    moves: bool
+    rounds: int
+    kv_unified: bool
 
 
 class Grown(Case):
@@ -279,11 +304,20 @@ def test_rounds_of_saving_and_restoring_do_not_drift(bench: Bench, case: Rounds)
 
 @verifies("RP-06", case=Filed)
 def test_a_file_brings_back_a_sequence_or_a_whole_context_with_its_tokens(bench: Bench, case: Filed) -> Deviation:
+    return _through_a_file(bench, case)
+
+
+@verifies("RP-06/context-of-streams", case=Filed)
+def test_a_file_brings_back_a_context_whose_sequences_have_streams_of_their_own(bench: Bench, case: Filed) -> Deviation:
+    return _through_a_file(bench, case)
+
+
+def _through_a_file(bench: Bench, case: Filed) -> Deviation:
     text, other, replaced, suffix = bench.texts(
         case.text_seed, case.tokens, case.other_tokens, case.replaced_tokens, case.suffix_tokens
     )
     settings = case.settings(n_ctx=2048, n_seq_max=2, kv_unified=case.kv_unified)
-    filed = [text, other] if case.scope == "context" else [text]
+    filed = [text, other] if case.whole else [text]
     with (
         TemporaryDirectory() as folder,
         bench.context(settings) as straight,
@@ -293,9 +327,9 @@ def test_a_file_brings_back_a_sequence_or_a_whole_context_with_its_tokens(bench:
         _decode_each(straight, filed)
         expected = [straight.decode(suffix, sequence=sequence, outputs="all") for sequence in range(len(filed))]
         _decode_each(saved, [text, other])
-        if len(text) or case.scope == "context":  # an empty one over a used one is SM-04's
+        if len(text) or case.whole:  # an empty one over a used one is SM-04's
             _decode_each(loaded, [replaced])
-        through_file = _context_through_file if case.scope == "context" else _sequence_through_file
+        through_file = _context_through_file if case.whole else _sequence_through_file
         tokens = through_file(saved, loaded, Path(folder) / "state", text)
         seen = [loaded.decode(suffix, sequence=sequence, outputs="all") for sequence in range(len(filed))]
     reordered = any(bench.reorders(len(each)) for each in filed)
@@ -400,6 +434,18 @@ def test_image_positions_survive_a_checkpoint(bench: Bench, case: Images) -> Dev
     return worst([_of_states(bench, blob, restored), _of_positions(end, pieces), logits])
 
 
+@verifies("RP-11", case=OnDevice)
+def test_a_state_kept_inside_the_context_equals_one_kept_by_the_host(bench: Bench, case: OnDevice) -> Deviation:
+    settings = case.settings(n_seq_max=2, kv_unified=case.kv_unified)
+    ends = []
+    for place in (StateFlags.FULL, StateFlags.ON_DEVICE):
+        with bench.context(settings) as context:
+            logits = _rounds_of_one_place(context, bench, case, FLAGS[case.flags] | place)
+            ends.append((logits, context.save()))
+    (expected, state_expected), (seen, state_seen) = ends
+    return worst([of_logits(seen, expected), _of_states(bench, state_expected, state_seen)])
+
+
 @verifies("RP-13", case=Grown)
 def test_a_partial_checkpoint_holds_no_more_than_a_window_and_a_recurrent_state(bench: Bench, case: Grown) -> Deviation:
     declared = bench.census
@@ -425,6 +471,30 @@ def test_a_partial_checkpoint_holds_no_more_than_a_window_and_a_recurrent_state(
             deviations.append(of_count(sum(held.attention_layers), len(sliding), "attention layers", "layers"))
             deviations.append(of_count(max(rows, bound), bound, "rows beyond the bound"))
     return worst(deviations)
+
+
+def _rounds_of_one_place(context: Context, bench: Bench, case: OnDevice, flags: StateFlags) -> Logits:
+    """Rounds of save, detour and restore of sequence 0; the logits behind them."""
+    n_more, n_longer = 3, 8
+    longest = case.other_tokens + n_longer * case.rounds
+    prefix, more, detour, other, suffix = bench.texts(
+        case.text_seed, case.prefix_tokens, n_more * case.rounds, case.detour_tokens, longest, case.suffix_tokens
+    )
+    context.decode(other[: case.other_tokens], sequence=1)
+    context.decode(prefix)
+    for number, piece in enumerate(np.split(more, case.rounds), 1):
+        context.decode(piece)
+        end = context.pos_max() + 1
+        blob = context.save(flags=flags)
+        context.decode(detour)
+        if case.moves:
+            if not context.seq_rm(1):
+                raise StateError("the build refused to remove the whole of sequence 1")
+            context.decode(other[: case.other_tokens + n_longer * number], sequence=1)
+        context.restore(blob, flags=flags)
+        if flags & StateFlags.PARTIAL_ONLY and not context.seq_rm(0, end):
+            raise StateError(f"the build refused to remove positions from {end} on after a partial restore")
+    return context.decode(suffix, outputs="all")
 
 
 def _pieces(n: int, batch: int, ubatch: int) -> list[int]:

@@ -21,6 +21,7 @@ from conformance.harness.machine.stage import LocalStage
 from conformance.harness.machine.steps import random_steps, run
 from conformance.harness.machine.walk import References, Walk, settings_of
 from conformance.harness.measure.deviation import Deviation, of_count, of_logits, worst
+from conformance.harness.state import splice
 
 _NEXT = 3  # tokens decoded after an operation: short memories forget, so the first rows count most
 _WHOLE = {"open": (-1, -1), "from zero": (0, -1), "beyond the end": (0, 1 << 20), "open to beyond": (-1, 1 << 20)}
@@ -83,6 +84,12 @@ class Removal(Text):
     begin: int
     end: int
     n_rs_seq: int
+
+
+class Middle(Suffix):
+    """`more_tokens` follow on the `removed_tokens`."""
+
+    more_tokens: int
 
 
 class NoSequence(Text):
@@ -388,13 +395,23 @@ def test_a_refused_removal_changes_nothing(bench: Bench, case: Removal) -> Devia
     end = -1 if case.end > 100 else max(begin + 1, case.end * case.prefix_tokens // 100)
     with bench.used_context(_settings(n_rs_seq=case.n_rs_seq)) as context:
         context.decode(prefix)
-        before, positions = _kept(context), (context.pos_min(), context.pos_max())
-        if context.seq_rm(0, begin, end):
-            raise NotDecidable("the build agreed to every partial removal")
-        if (now := (context.pos_min(), context.pos_max())) != positions:
-            return Deviation(1.0, "positions moved", "positions", str(positions), str(now))
-        same = _unchanged(before, _kept(context), "the state")
-        return worst([same, _continued(bench, context, [prefix], following)])
+        refused = _refused(bench, context, begin, end, [prefix], following)
+    if refused is None:
+        raise NotDecidable("the build agreed to every partial removal")
+    return refused
+
+
+def _refused(
+    bench: Bench, context: Context, begin: int, end: int, history: list[Tokens], following: Tokens
+) -> Deviation | None:
+    """Ask for the removal of a range from a sequence that holds `history`; what changed, or None where it was agreed to."""
+    before, positions = _kept(context), (context.pos_min(), context.pos_max())
+    if context.seq_rm(0, begin, end):
+        return None
+    if (now := (context.pos_min(), context.pos_max())) != positions:
+        return Deviation(1.0, "positions moved", "positions", str(positions), str(now))
+    same = _unchanged(before, _kept(context), "the state")
+    return worst([same, _continued(bench, context, history, following)])
 
 
 # -- SM-03
@@ -952,13 +969,13 @@ def test_a_random_walk_over_all_calls_finds_nothing_that_is_not_known(bench: Ben
 def test_a_state_saved_before_a_shift_is_applied_equals_one_saved_after(bench: Bench, case: Pending) -> Deviation:
     text, following = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
     rows = []
+    settings = _settings(n_seq_max=2)
     for pending in (True, False):
-        with bench.used_context(_settings()) as context, bench.used_context(_settings()) as elsewhere:
+        with bench.used_context(settings) as context, bench.used_context(settings) as elsewhere:
             _close_a_gap(context, text, case)
             kept = case.prefix_tokens - case.removed
-            if not pending:  # decoding applies the shift; the token is taken back
-                context.decode(following[:1], start=kept)
-                context.seq_rm(0, kept)
+            if not pending:  # decoding, into whatever sequence, applies the shift
+                context.decode(following[:1], sequence=1)
             elsewhere.restore(context.save())
             rows.append(elsewhere.decode(following, start=kept, outputs="all"))
     return of_logits(*rows)
@@ -1032,7 +1049,43 @@ def test_what_is_restored_and_continued_has_the_same_bytes(bench: Bench, case: S
         return _unchanged(_kept(straight), _kept(restored), "the state")
 
 
-# -- SP: where shifting is not what it says
+# -- SP: splicing the middle
+
+
+@verifies("SP-01", case=Removal)
+def test_a_recurrent_model_refuses_to_remove_from_the_middle_or_does_it_exactly(
+    bench: Bench, case: Removal
+) -> Deviation:
+    begin = max(1, case.begin * (case.prefix_tokens - 2) // 100)
+    end = begin + 1 + case.end * (case.prefix_tokens - 2 - begin) // 100
+    head, middle, tail, following = bench.texts(case.text_seed, begin, end - begin, case.prefix_tokens - end, _NEXT)
+    with bench.used_context(_settings(n_rs_seq=case.n_rs_seq)) as context:
+        context.decode(np.concatenate([head, middle, tail]))
+        refused = _refused(bench, context, begin, end, [head, middle, tail], following)
+        if refused is not None:
+            return refused
+        logits = context.decode(following, outputs="all")
+        return of_logits(logits, bench.cold(context.settings, np.concatenate([head, tail]), following))
+
+
+@verifies("SP-04", case=Middle)
+def test_attention_without_a_middle_over_a_state_that_saw_it_is_another_context(
+    bench: Bench, case: Middle
+) -> Deviation:
+    counts = case.prefix_tokens, case.removed_tokens, case.more_tokens, _NEXT
+    head, middle, tail, following = bench.texts(case.text_seed, *counts)
+    saved = []
+    for pieces in ([head, middle, tail], [head, tail]):
+        with bench.context(_settings()) as context:
+            for piece in pieces:
+                context.decode(piece)
+            saved.append(bench.state(context.save()))
+    seen, unseen = saved
+    assert seen.recurrent is not None
+    seen.recurrent.cells.positions[:] = len(head) + len(tail) - 1
+    with bench.used_context(_settings()) as context:
+        context.restore(splice(unseen, seen))
+        return of_logits(context.decode(following, outputs="all"), bench.cold(context.settings, head, tail, following))
 
 
 class Shift(Pending):

@@ -20,7 +20,9 @@ import typer
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from conformance.harness.bench import Setup, identify, meet
+from conformance.harness import builds
+from conformance.harness.bench import Setup, meet
+from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.census import GGUFError, census_of_gguf
 from conformance.harness.contract.known import load_known_failures
 from conformance.harness.contract.load import SpecError
@@ -62,7 +64,8 @@ def examine(build: str, model: str | None) -> tuple[dict[str, Any], list[str]]:
 def _build(child: Child, build: str, model: str, problems: list[str]) -> dict[str, Any] | None:
     found: dict[str, Any] | None = None
     try:
-        found = child.call(identify, build, timeout=_LOOK_SECONDS)
+        builds.resolve(build)
+        found = child.call(builds.identify, build, timeout=_LOOK_SECONDS)
         look = child.call(meet, Setup(build, model), (), timeout=_LOOK_SECONDS)
         found["capabilities"] = {
             "on": model,
@@ -143,7 +146,7 @@ def _print(findings: dict[str, Any], problems: list[str]) -> None:
 
 
 def main(
-    build: Annotated[str, typer.Option(help="The build to look at.")] = BUNDLED,
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
     model: Annotated[str | None, typer.Option(help="A GGUF to look at with it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:

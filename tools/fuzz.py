@@ -12,6 +12,7 @@ when something was, 2 when a build, model or folder cannot be used.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from conformance.harness import builds
 from conformance.harness.bench import Setup, introduce
+from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.census import GGUFError
 from conformance.harness.contract.needs import Subject
 from conformance.harness.engine import BUNDLED, EngineError
@@ -30,7 +33,7 @@ from conformance.harness.machine.avoid import avoidable
 from conformance.harness.machine.found import Found, faults
 from conformance.harness.machine.search import Search
 from fixtures import models
-from fixtures.auto import auto_path
+from fixtures.auto import auto_path, swept
 
 _USUAL = ("qwen35-mini", "qwen3-mini", "lfm2-mini", "mamba2-mini", "gemma3-mini", "rwkv7-mini")
 _LIMIT, _NOISE_FACTOR = 1e-5, 100  # NMSE; noise stays below 1e-7 on every fixture model, faults were above 3e-5
@@ -40,8 +43,13 @@ _SECONDS = 60.0
 def main(
     minutes: Annotated[float, typer.Option(help="How long to search, over all models.", min=0.05)] = 30,
     model: Annotated[list[str] | None, typer.Option(help="A fixture model or the path of a GGUF; repeatable.")] = None,
-    arch: Annotated[list[str] | None, typer.Option(help="A model made of this architecture; repeatable.")] = None,
-    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A model made of this architecture; repeatable. 'all': every recurrent, hybrid and sliding-window one."
+        ),
+    ] = None,
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
     seed: Annotated[int, typer.Option(help="Of the first round, where no earlier run is gone on with.")] = 0,
     findings: Annotated[Path, typer.Option(help="Where findings are kept.")] = Path("findings"),
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Do not keep clear of known failures.")] = False,
@@ -51,7 +59,8 @@ def main(
     found: list[Found] = []
     cured: dict[str, list[str]] = {}
     try:
-        made = [str(auto_path(name, build)) for name in arch or ()]
+        builds.resolve(build)
+        made = _made(arch or (), build)
     except (EngineError, ChildDeath, OSError) as error:
         typer.echo(f"--arch: {error}", err=True)
         raise typer.Exit(2) from None
@@ -77,6 +86,13 @@ def main(
         found += search.found.values()
     console.print(_table(found, cured))
     raise typer.Exit(any(each.known is None and not each.is_fixed for each in found))
+
+
+def _made(names: Sequence[str], build: str) -> list[str]:
+    """Paths of models made of architectures."""
+    if "all" in names:
+        return [str(model.path) for model in swept(build)[0]]
+    return [str(auto_path(name, build)) for name in names]
 
 
 def _fixed(setup: Setup, subject: Subject, known: frozenset[str], child: Child) -> set[str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +23,11 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
+from conformance.harness import builds
+from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.census import GGUFError, ModelCensus, census_of_gguf
-from conformance.harness.engine import BUNDLED, EngineError, Library, Model
+from conformance.harness.engine import BUNDLED, EngineError, Model
 from conformance.harness.measure.kld import WITHIN_RUN, KldError
 from conformance.harness.measure.kld_base import KldBase, read_base, write_base
 from conformance.harness.precision.codecs import CodecError
@@ -35,23 +35,25 @@ from conformance.harness.precision.document import load_document, rederive
 from conformance.harness.precision.ladder import (
     LadderError,
     LadderPlan,
+    PairChange,
     arms_of,
     as_dict,
     check_arms,
     claim,
     cut,
     measure,
+    pairs,
     rows,
     sha256_of,
 )
 from conformance.harness.precision.scoring import Scorer, native_types
 from conformance.harness.precision.tail import TailError
+from conformance.harness.report.document import print_rederivations
 from conformance.harness.report.ladder import terminal_table, write_forms
-from fixtures import models
 from fixtures.corpora import CorpusError, corpus
-from fixtures.trained import TRAINED, fixture_path
+from fixtures.trained import FetchError, model_path
 
-_REFUSED = (CodecError, CorpusError, EngineError, GGUFError, KldError, LadderError, TailError)
+_REFUSED = (CodecError, CorpusError, EngineError, FetchError, GGUFError, KldError, LadderError, TailError)
 
 
 @contextmanager
@@ -79,7 +81,7 @@ def ladder(
     ubatch: Annotated[int, typer.Option(min=1, max=512, help="Tokens in a step; 1 to compare with native types.")] = 32,
     native: Annotated[bool, typer.Option(help="Also the build's own cache types, of those named.")] = True,
     threads: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1,
-    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
     base: Annotated[
         Path | None, typer.Option(help="A KLD base file: scored against when it is there, else written.")
     ] = None,
@@ -89,20 +91,20 @@ def ladder(
     """Measure a ladder, or derive the document's figures again."""
     with _refusing():
         if document:
-            _print_document()
+            print_rederivations(rederive(load_document()))
             return
-        path = _path(model)
+        path = model_path(model)
         census = census_of_gguf(path)
         if not census.attention:
             raise LadderError(
                 f"{path}: no attention layers are known of architecture {census.arch!r}; use another model"
             )
         names = [name.strip() for name in types.split(",")]
-        own = [name for name in names if native and name in native_types()]
-        arms = arms_of(names, _numbers(tails), own)
-        check_arms(arms, census)
-        text = corpus(corpus_name)
-        with Model(Library(build), path) as loaded:
+        check_arms(arms_of(names, _numbers(tails), ()), census, path.name)
+        text, library = corpus(corpus_name), builds.load(build)
+        own = [name for name in names if native and name in native_types(library)]
+        arms = arms_of(names, _numbers(tails), own, _numbers(tails) if library.has_tail else (0,))
+        with Model(library, path) as loaded:
             _run(loaded, census, text, arms, context, chunks, ubatch, threads, base, out, corpus_name)
 
 
@@ -119,7 +121,7 @@ def _run(
     out: Path,
     corpus_name: str,
 ) -> None:
-    tokens = cut(loaded.tokenize(text, special=False), context, chunks, _bos(loaded))
+    tokens = cut(loaded.tokenize(text, special=False), context, chunks, _bos(loaded), corpus_name)
     digest = sha256_of(loaded.path)
     identity = {
         "model": loaded.path.stem,
@@ -141,10 +143,11 @@ def _run(
         for done, total in measure(plan, scorer, out / "scores", records):
             progress.update(task, completed=done, total=total, description=f"arm {done} of {total}")
     table = [as_dict(row) for row in rows(plan, census, out / "scores", ubatch)]
-    write_forms(out, table, {**identity, "chunks": chunks, "positions": table[0]["positions"]}, _notes(ubatch))
+    notes = [*map(_pair, pairs(plan, out / "scores")), *_notes(ubatch)]
+    write_forms(out, table, {**identity, "chunks": chunks, "positions": table[0]["positions"]}, notes)
     console = Console(highlight=False)
     console.print(terminal_table(table))
-    for note in _notes(ubatch):
+    for note in notes:
         console.print(note, style="dim")
     console.print(f"results in {out}")
 
@@ -163,6 +166,14 @@ def _base_of(
     else:
         kept = write_base(path, plan.tokens, (scorer.exact(tokens) for tokens in plan.tokens), digest)
     return kept.records
+
+
+def _pair(pair: PairChange) -> str:
+    change = pair.change
+    return (
+        f"K above V: {pair.name} at tail {pair.tail} has a median of {pair.median:.6f}, the reverse {pair.reverse} "
+        f"{pair.median_of_reverse:.6f}; difference {change.change:+.6f} [{change.low:+.6f}, {change.high:+.6f}]"
+    )
 
 
 def _notes(ubatch: int) -> list[str]:
@@ -191,12 +202,6 @@ def _progress() -> Progress:
     )
 
 
-def _path(model: str) -> Path:
-    if model in TRAINED and not TRAINED[model].is_here:
-        raise LadderError(TRAINED[model].absence)
-    return fixture_path(model) if model in (*models.names(), *TRAINED) else Path(model)
-
-
 def _numbers(text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
@@ -211,17 +216,6 @@ def _bos(model: Model) -> int | None:
     if model.metadata("tokenizer.ggml.add_bos_token") != "true":
         return None
     return int(model.metadata("tokenizer.ggml.bos_token_id") or 1)
-
-
-def _print_document() -> None:
-    table = Table("figure", "says", "stated", "derived", "verdict", box=None)
-    found = rederive(load_document())
-    for line in found:
-        table.add_row(line.id, line.says, line.stated, line.derived, line.verdict)
-    console = Console(highlight=False, width=200 if not sys.stdout.isatty() else None)
-    console.print(table)
-    counts = {verdict: sum(line.verdict == verdict for line in found) for verdict in ("agrees", "disagrees", "unknown")}
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
     python -m tools.models fetch [NAME ...]
     python -m tools.models card NAME_OR_GGUF [--build BUILD] [--json]
     python -m tools.models auto --arch NAME [--build BUILD]
+    python -m tools.models architectures [--build BUILD]
 
 Exit code 0, or 2 when a name, file or build cannot be used.
 """
@@ -20,11 +21,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from conformance.harness.contract.census import GGUFError
+from conformance.harness.builds import BUILD_HELP
+from conformance.harness.contract.census import GGUFError, census_of_gguf
 from conformance.harness.engine import BUNDLED, EngineError
 from conformance.harness.engine.child import ChildDeath
 from fixtures import models
-from fixtures.auto import auto_path
+from fixtures.auto import auto_model, auto_path, known_architectures
 from fixtures.cards import Card, Floors, card_of
 from fixtures.trained import TRAINED, FetchError
 
@@ -61,7 +63,7 @@ def list_models() -> None:
         console.print(f"{'':<15} {recipe.purpose}", soft_wrap=True)
     for trained in TRAINED.values():
         size = f"{trained.path.stat().st_size:,} bytes" if trained.is_here else "not fetched"
-        console.print(f"{trained.name:<15} {trained.requirement:<31} {size}", soft_wrap=True)
+        console.print(f"{trained.name:<15} {trained.pieces[0].requirement:<31} {size}", soft_wrap=True)
         console.print(f"{'':<15} {trained.purpose}; {trained.license}", soft_wrap=True)
     console.print(f"kept in {models.cache_folder()}", soft_wrap=True)
 
@@ -78,30 +80,54 @@ def make(
 
 @app.command()
 def fetch(
-    names: Annotated[list[str] | None, typer.Argument(help="Trained models; all when none is named.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Trained models; when none is named, those that are not on request only.")
+    ] = None,
 ) -> None:
     """Download models with trained weights into the cache, check them, and print their paths."""
     with _refusing():
-        for name in names or TRAINED:
+        for name in names or [name for name, model in TRAINED.items() if not model.on_request]:
             if name not in TRAINED:
                 raise FetchError(f"there is no trained model {name!r}; choose from {', '.join(TRAINED)}")
+            typer.echo(f"{name}: {TRAINED[name].license}", err=True)
             typer.echo(TRAINED[name].fetch())
 
 
 @app.command()
 def auto(
     arch: Annotated[str, typer.Option(help="An architecture by its name in a GGUF, such as jamba.")],
-    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
 ) -> None:
-    """Make a tiny model of any architecture from what the build's loader says is missing, and print its path."""
+    """Make a tiny model of any architecture from what the build's loader says is missing, and measure its card."""
     with _refusing():
-        typer.echo(auto_path(arch, build))
+        path = auto_path(arch, build)
+        typer.echo(path)
+        _print(card_of(path, build))
+
+
+@app.command()
+def architectures(
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
+) -> None:
+    """Make a model of every architecture that the build knows, and print what became of each as a table in Markdown."""
+    with _refusing():
+        known = known_architectures(build)
+        typer.echo("| architecture | memory | layers known here | model | what is short of a good fixture |")
+        typer.echo("|---|---|---|---|---|")
+        for arch in known:
+            made = auto_model(arch, build)
+            if made.path is None:
+                typer.echo(f"| {arch} | | | **no**: {made.reason.replace('|', '/')} | |")
+                continue
+            memory = ", ".join(kind.replace("_", " ") for kind in made.kinds)
+            rule = "no" if census_of_gguf(made.path).attention is None else "yes"
+            typer.echo(f"| {arch} | {memory} | {rule} | yes | {'; '.join(made.shortcomings)} |")
 
 
 @app.command()
 def card(
     model: Annotated[str, typer.Argument(help="A fixture model, or the path of a GGUF.")],
-    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Noise floors and sensitivities of a model under a build; measured when the cache holds no card yet."""
@@ -147,10 +173,14 @@ def _print(card: Card) -> None:
     if cell := card.least_cell:
         edits.add_row("k of one cell of one layer", f"{cell.nmse:.1e}", str(cell.layer))
     console.print(edits)
-    console.print(f"least layer over noise of batched runs: {card.layer_ratio:.1e}")
+    if card.layer_ratio is not None:
+        console.print(f"least layer over noise of batched runs: {card.layer_ratio:.1e}")
+    console.print(f"another first half of the text: {card.past:.1e}")
     if card.cell_ratio is not None:
         advice = "compare bits at equal micro-batches" if card.needs_bit_equality_for_cells else "fine enough for NMSE"
         console.print(f"least cell over noise at ubatch 1: {card.cell_ratio:.1e}; single cells: {advice}")
+    if card.shortcomings:
+        console.print(f"short of a good fixture: {'; '.join(card.shortcomings)}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
     python -m tools.report merge RESULTS... --out DIR
 
 RESULTS is the report folder of a run, or the results.json or results.jsonl in it. The first form is short for
-`python -m tools.report render`. Exit code 0, whatever the verdict; 2 when results cannot be read, merged or written.
+`python -m tools.report render`. Exit code 0, whatever the verdict; 2 when results cannot be read, merged or written. The
+shards of a gate are merged into one gate, and then the exit code is its answer: 0 may upgrade, 1 may not, 2 none.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from conformance.harness.report.comparison import FILE_NAME as GATE_NAME
+from conformance.harness.report.comparison import read_comparison
 from conformance.harness.report.forms import FORMS, write_report
+from conformance.harness.report.gate_forms import write_comparison
 from conformance.harness.report.merge import merge as joined
+from conformance.harness.report.merge import merge_comparisons
 from conformance.harness.report.store import ReportError, read_results, write_results
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
@@ -50,8 +55,12 @@ def merge(
 ) -> None:
     """Join the RESULTS of shards, runs of one suite on one build, into one run and report on it.
 
-    A check takes the outcome of the shard that ran it; of two outcomes the worse stays.
+    A check takes the outcome of the shard that ran it; of two outcomes the worse stays. Report folders of the shards of
+    one gate are joined into one gate.
     """
+    if all((path / GATE_NAME).is_file() for path in results):
+        _merge_gates(results, out)
+        return
     try:
         whole = joined({str(path): read_results(path) for path in results})
         write_results(whole, out)
@@ -59,6 +68,18 @@ def merge(
     except ReportError as error:
         _refuse(str(error))
     _say(whole.summary.line, out)
+
+
+def _merge_gates(folders: list[Path], out: Path) -> None:
+    try:
+        whole = merge_comparisons({str(path): read_comparison(path) for path in folders})
+        _make(out)
+        write_comparison(whole, out)
+    except ReportError as error:
+        _refuse(str(error))
+    typer.echo(whole.answer.line)
+    typer.echo(f"  {out}")
+    raise typer.Exit(whole.answer.exit_code)
 
 
 def _make(folder: Path) -> None:

@@ -17,8 +17,8 @@ failures:
     kinds: [sliding_window]
     builds:
       build_number: ">=9294,<9982"
-      package: llama-cpp-python
-      version: ">=0.3.36"
+      packages:
+        llama-cpp-python: ">=0.3.36"
       digests: ["sha256:abc"]
     upstream: https://github.com/ggml-org/llama.cpp/issues/26695
     replay: rollback.py
@@ -62,9 +62,9 @@ def model(name: str = "holo3-mini", *kinds: str) -> Subject:
             "6: failures[0].builds.build_number: '9294 and up' is not a version range; write a range",
         ),
         (
-            "      package: llama-cpp-python\n",
-            "",
-            "5: failures[0].builds: holds one of package and version; write both",
+            ">=0.3.36",
+            "newest",
+            "8: failures[0].builds.packages.llama-cpp-python: 'newest' is not a version range; write a range",
         ),
         (
             "id: SM-01/rollback-whole-last-batch",
@@ -101,7 +101,7 @@ def test_an_entry_without_proof_is_refused(tmp_path: Path, right: str, wrong: st
 def test_an_entry_without_any_build_is_refused(tmp_path: Path) -> None:
     head, _, tail = ENTRY.partition("    builds:")
     text = f"{head}    builds: {{}}\n    upstream{tail.partition('    upstream')[2]}"
-    with pytest.raises(SpecError, match=r"builds: names no build; write build_number, package and version, or digests"):
+    with pytest.raises(SpecError, match=r"builds: names no build; write build_number, packages, or digests"):
         load_known_failures(write_entry(tmp_path, text))
 
 

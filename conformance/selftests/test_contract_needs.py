@@ -13,17 +13,24 @@ from conformance.harness.contract.needs import Subject, applies, undecided
 from conformance.harness.contract.schema import Invariant, Kind
 
 
-def invariant(kinds: tuple[Kind, ...] = (), capabilities: tuple[str, ...] = (), models: object = "all") -> Invariant:
+def invariant(
+    kinds: tuple[Kind, ...] = (),
+    capabilities: tuple[str, ...] = (),
+    models: object = "all",
+    lacks: tuple[Kind, ...] = (),
+    only_listed: bool = False,
+) -> Invariant:
     content = {
         "id": "RP-04",
         "title": "t",
         "statement": "s",
         "source": {"section": "1."},
-        "needs": {"kinds": kinds, "capabilities": capabilities},
+        "needs": {"kinds": kinds, "capabilities": capabilities, "lacks": lacks},
         "models": models,
         "examples": {"smoke": 1},
         "accept": {"quantity": "logits", "rule": "bitwise", "because": "b"},
         "required": True,
+        "only_listed": only_listed,
     }
     return Invariant.model_validate(content)
 
@@ -100,3 +107,36 @@ def test_a_model_that_is_only_examined_by_name_is_not_meant_by_all() -> None:
     trained = Subject("smollm2-135m", Path("m.gguf"), frozenset({"attention"}), only_named=True)
     assert applies(invariant(), trained) == "RP-04 does not list smollm2-135m"
     assert applies(invariant(models=["smollm2-135m"]), trained) is None
+
+
+@pytest.mark.parametrize(
+    ("lacks", "has", "reason"),
+    [
+        (("attention",), {"recurrent"}, None),
+        (("attention",), {"hybrid"}, "needs a model without attention; qwen3-mini has it"),
+        (("attention",), {"sliding_window"}, "needs a model without attention; qwen3-mini has it"),
+        (("sliding_window", "recurrent"), {"attention"}, None),
+        (("sliding_window",), {"sliding_window"}, "needs a model without a sliding window; qwen3-mini has it"),
+    ],
+)
+def test_a_kind_that_must_not_be_there_rules_a_model_out(
+    lacks: tuple[Kind, ...], has: set[Kind], reason: str | None
+) -> None:
+    assert applies(invariant(lacks=lacks), subject(has)) == reason
+    assert undecided(invariant(lacks=lacks), subject(None)) is not None
+
+
+def test_times_are_not_asked_of_a_model_that_was_made_for_its_architecture() -> None:
+    timed = invariant().model_copy(update={"alone": True})
+    made = Subject("some", Path("m.gguf"), frozenset({"attention"}), is_fixture=False, is_made=True)
+    assert "measures times" in (applies(timed, made) or "")
+    assert applies(invariant(), made) is None
+    assert applies(timed, subject({"attention"}, fixture=False)) is None
+
+
+@pytest.mark.parametrize("fixture", [True, False])
+def test_what_is_about_listed_models_only_concerns_no_other(fixture: bool) -> None:
+    listed = invariant(models=["gemma3-mini", "lfm2-mini"], only_listed=True)
+    assert applies(listed, subject({"attention"}, fixture=fixture)) is not None
+    assert applies(invariant(models=["qwen3-mini"], only_listed=True), subject({"attention"}, fixture=fixture)) is None
+    assert "gemma3-mini or lfm2-mini" in (applies(listed, subject({"attention"}, fixture=False)) or "")

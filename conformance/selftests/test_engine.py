@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,9 +66,44 @@ def test_the_probe_recognises_each_known_layout_and_no_other() -> None:
             assert [each.id for each in layouts if seen.shows(each)] == [layout.id]
 
 
+def test_a_tail_and_kvarn_go_into_the_fields_of_a_build_that_has_them(
+    bundled: Library, dense: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (layout,) = (each for each in abi.known_layouts("context_params") if each.has("kv_tail_tokens"))
+    assert ctypes.sizeof(layout.structure) == 224
+    params = layout.structure()
+    with Context(dense, ContextSettings(n_ctx=256)) as context:
+        monkeypatch.setattr(bundled, "context_layout", layout)
+        monkeypatch.setattr(bundled, "_optional", bundled._optional | {"llama_kvarn_type_from_name"})
+        monkeypatch.setitem(vars(bundled), "llama_kvarn_type_from_name", {b"kvarn_k5v4_g128": 27}.__getitem__)
+        context.settings = ContextSettings(type_k="kvarn5", type_v="kvarn4", kv_tail=96)
+        context._choose_cache(params)
+    seen = [getattr(params, name) for name in ("kvarn_type", "kvarn_key_bits", "kvarn_value_bits", "kv_tail_tokens")]
+    assert seen == [27, 5, 4, 96]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"kv_tail": 8}, "no precision tail"), ({"type_k": "kvarn4", "type_v": "kvarn4"}, "no KVarN")],
+)
+def test_a_build_without_tail_or_kvarn_refuses_them_in_one_line(
+    dense: Model, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ModelError, match=says):
+        Context(dense, ContextSettings(n_ctx=256, **settings))
+
+
+def test_kvarn_on_one_side_only_is_refused() -> None:
+    with pytest.raises(ModelError, match="name it for both"):
+        ContextSettings(type_k="kvarn4")
+
+
 def test_an_unknown_layout_is_refused_with_its_bytes() -> None:
     seen = abi.Probe((True,) * 90, bytes(range(90)))
-    with pytest.raises(BuildError, match=r"no known layout fits \(90 bytes written\).*layouts.yaml.*00 01 02"):
+    with pytest.raises(
+        BuildError,
+        match=r"no known layout fits \(90 bytes written by llama_context_default_params\).*layouts.yaml.*00 01 02",
+    ):
         abi.recognise("context_params", seen, Path("libllama.so"))
 
 

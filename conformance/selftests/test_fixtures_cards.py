@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -15,6 +16,7 @@ from fixtures.cards import Card, CardSettings, Floors, Sensitivity, card_of, mea
 from fixtures.vocabulary import SPECIAL_TOKENS, tokenize
 
 QUICK = CardSettings(text_seeds=(1,), floor_tokens=300, prefix_tokens=100)
+PLACES: tuple[tuple[int, Literal["k", "v"]], ...] = ((0, "k"), (1, "k"), (1, "v"))
 TEXT = "Grüße, 世界 👋\n\n" + "".join(SPECIAL_TOKENS) + "  0 <|im_start"
 
 with_bundled = pytest.mark.skipif(
@@ -28,12 +30,20 @@ def child() -> Iterator[Child]:
         yield child
 
 
-def card(batched: float, ubatch_1: float, *, cells: tuple[float, ...] = (3e-6, 2e-6)) -> Card:
+def card(
+    batched: float,
+    ubatch_1: float,
+    *,
+    cells: tuple[float, ...] = (3e-6, 2e-6),
+    parts: tuple[float, ...] = (4e-3, 2e-3, 1e-3),
+    past: float = 1e-2,
+) -> Card:
     floors = Floors(repeat=0, threads_2=0, ubatch_64=batched, ubatch_7=batched / 2, ubatch_1=ubatch_1)
     return Card(
         model="m.gguf",
         model_digest="0",
         arch="a",
+        kinds=("attention",),
         build={},
         measured="2026-01-01",
         settings=CardSettings(),
@@ -41,10 +51,10 @@ def card(batched: float, ubatch_1: float, *, cells: tuple[float, ...] = (3e-6, 2
         flash_attn_off=floors,
         flash_attn_on=floors,
         restored=0,
-        layers=(
-            Sensitivity(layer=0, part="k", nmse=4e-3),
-            Sensitivity(layer=1, part="k", nmse=2e-3),
-            Sensitivity(layer=1, part="v", nmse=1e-3),
+        past=past,
+        layers=tuple(
+            Sensitivity(layer=layer, part=part, nmse=nmse)
+            for (layer, part), nmse in zip(PLACES[: len(parts)], parts, strict=True)
         ),
         cells=tuple(Sensitivity(layer=i, part="k", nmse=v) for i, v in enumerate(cells)),
     )
@@ -52,6 +62,7 @@ def card(batched: float, ubatch_1: float, *, cells: tuple[float, ...] = (3e-6, 2
 
 def test_the_least_is_found_and_set_against_its_own_floor() -> None:
     measured = card(batched=1e-9, ubatch_1=1e-10)
+    assert measured.least_layer is not None
     assert (measured.least_layer.layer, measured.least_layer.part) == (1, "v")
     assert measured.least("k") == measured.layers[1]
     assert measured.least("s") is None
@@ -70,6 +81,29 @@ def test_without_attention_there_is_no_cell_to_lose() -> None:
     assert measured.layer_ratio == float("inf")
 
 
+@pytest.mark.parametrize(
+    ("measured", "short"),
+    [
+        (card(1e-10, 1e-10), ()),
+        (card(2e-9, 1e-10, parts=(1e-3,)), ("noise of batched runs",)),
+        (card(2e-9, 1e-10, parts=(1e-5,)), ("noise of batched runs", "a layer's loss is")),
+        (card(0, 2e-8), ("noise at ubatch 1",)),
+        (card(2e-6, 0, parts=(1.0,)), ("noise of batched runs", "noise with flash attention")),
+        (card(0, 0, parts=(1e-3, 9e-6)), ("a layer's loss moves",)),
+        (card(0, 0, past=9e-5), ("another past",)),
+        (card(0, 0, parts=(), cells=()), ()),
+    ],
+)
+def test_what_is_short_of_a_good_fixture_is_named(measured: Card, short: tuple[str, ...]) -> None:
+    assert len(measured.shortcomings) == len(short)
+    assert all(said.startswith(what) for said, what in zip(measured.shortcomings, short, strict=True))
+
+
+def test_a_card_without_a_readable_state_has_no_least_layer() -> None:
+    measured = card(1e-9, 1e-9, parts=(), cells=())
+    assert (measured.least_layer, measured.layer_ratio, measured.cell_ratio) == (None, None, None)
+
+
 @with_bundled
 @pytest.mark.parametrize("name", models.names())
 def test_a_fixture_is_quiet_and_notices_the_loss_of_any_layer(name: str, child: Child) -> None:
@@ -82,11 +116,8 @@ def test_a_fixture_is_quiet_and_notices_the_loss_of_any_layer(name: str, child: 
     }
     assert seen == attention | recurrent
     assert measured.restored == measured.flash_attn_off.repeat == measured.flash_attn_on.repeat == 0
-    assert measured.least_layer.nmse >= 1e-5
-    assert measured.layer_ratio >= 1e5
+    assert not measured.shortcomings
     assert measured.flash_attn_off.batched <= (1e-9 if census.sliding_window else 1e-12)
-    assert measured.flash_attn_off.ubatch_1 <= 1e-8
-    assert measured.flash_attn_on.batched <= 1e-6
     assert not measured.needs_bit_equality_for_cells
 
 

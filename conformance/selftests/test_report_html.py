@@ -324,6 +324,18 @@ def test_a_deviation_is_drawn_on_its_side_of_the_limit(deviation: float, limit: 
         assert (float(place[1]) + 4 <= float(edge[1])) == (mark == "within")
 
 
+@pytest.mark.parametrize(("deviation", "mark"), [(2e-3, "within"), (1e-3, "within"), (9e-4, "beyond")])
+def test_what_must_deviate_is_drawn_beyond_its_limit(deviation: float, mark: str) -> None:
+    checked = check("FAIL", deviation=deviation, limit=1e-3, wants_more=True)
+    drawn = Scale(-10, 0).check(checked)
+    zone = re.search(r'class="zone" d="M([\d.]+) 0H([\d.]+)', drawn)
+    place = re.search(rf'class="{mark}" d="M([\d.]+)', drawn)
+    assert zone
+    assert place
+    assert (float(zone[1]) <= float(place[1]) + 4 <= float(zone[2])) == (mark == "within")
+    assert "from 1.0e-3 up" in Page(render_html(results_of(checked))).text("td")
+
+
 def test_a_deviation_of_zero_is_called_exact_and_the_least_is_not() -> None:
     cells = [
         Page(render_html(results_of(check("FAIL", deviation=value, floor=0.0, limit=0.0)))).text("td")

@@ -212,6 +212,13 @@ def test_a_deviation_over_the_limit_cannot_be_recorded_as_passed(deviation: floa
         PLANNED[0].settled("PASS", deviation=deviation, limit=1e-4)
 
 
+@pytest.mark.parametrize("deviation", [math.nan, 1e-5, -math.inf])
+def test_a_deviation_that_should_be_larger_cannot_be_recorded_as_passed(deviation: float) -> None:
+    assert PLANNED[0].settled("PASS", deviation=math.inf, limit=1e-4, wants_more=True).limit == 1e-4
+    with pytest.raises(ValueError, match="cannot pass"):
+        PLANNED[0].settled("PASS", deviation=deviation, limit=1e-4, wants_more=True)
+
+
 @pytest.mark.parametrize("verdict", ["KNOWN", "SKIPPED", "UNKNOWN"])
 def test_a_verdict_that_explains_nothing_needs_a_reason(verdict: Verdict) -> None:
     with pytest.raises(ValueError, match="needs a reason"):

@@ -16,12 +16,13 @@ from conformance.harness.state import (
     SequenceState,
     compare,
     first_difference,
+    lengthened,
     parse,
     part,
     splice,
 )
 from conformance.harness.state.sequence import PartName
-from conformance.selftests.blob_writer import Described, described, hybrid_40
+from conformance.selftests.blob_writer import Described, Tensor, described, hybrid_40
 
 HYBRID_LAYERS = LayerMap((tuple(range(3, 40, 4)),), tuple(il for il in range(40) if il % 4 != 3))
 
@@ -202,6 +203,36 @@ def test_a_splice_takes_attention_from_one_state_and_recurrent_memory_from_the_o
     assert b.recurrent is not None
     with pytest.raises(ValueError, match="nothing to splice"):
         splice(parse(np.concatenate([b.head, b.recurrent.raw])), b)
+
+
+@given(wanted=described(), n_tokens=st.integers(1, 40))
+def test_a_longer_state_repeats_cells_and_rows(wanted: Described, n_tokens: int) -> None:
+    state = parse(wanted.write())
+    if len(wanted.attention) != 1 or not len(wanted.attention[0].positions):
+        with pytest.raises(ValueError, match="cannot be made longer"):
+            lengthened(state, n_tokens)
+        return
+    (cache,) = wanted.attention
+    again = np.resize(np.arange(len(cache.positions)), n_tokens)
+
+    def repeated(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(replace(tensor, rows=tensor.rows[again]) for tensor in tensors)
+
+    memory = wanted.recurrent
+    longer = replace(
+        wanted,
+        attention=(
+            replace(
+                cache,
+                positions=np.arange(n_tokens, dtype=np.int32),
+                ext=cache.ext[again],
+                k=repeated(cache.k),
+                v=None if cache.v is None else repeated(cache.v),
+            ),
+        ),
+        recurrent=memory and replace(memory, positions=np.full(len(memory.positions), n_tokens - 1, np.int32)),
+    )
+    assert lengthened(state, n_tokens).tobytes() == longer.write()
 
 
 def test_rows_are_edited_in_place() -> None:

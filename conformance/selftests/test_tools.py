@@ -91,3 +91,97 @@ def test_the_installer_says_what_to_install_where_no_compiler_is(
     (tmp_path / "cc").touch(mode=0o755)
     (tmp_path / "c++").touch(mode=0o755)
     assert not install.lacks_compiler()
+
+
+TASK = """
+preamble: {seed: 0, tokens: 8}
+steps:
+- {screenshot: {width: 3, height: 3, seed: 1}, action: "press", tool: "pressed"}
+- {screenshot: {width: 3, height: 3, seed: 2}, action: "done"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "says"),
+    [
+        (TASK.replace("preamble", "postamble"), (), "preamble: is missing"),
+        (
+            TASK.replace("width: 3", "width: 40"),
+            ("--context", "100"),
+            "the image takes 120 tokens, more than the context",
+        ),
+        (TASK, ("--window", "0"), "W = 0: "),
+        (
+            TASK,
+            ("--model", "rwkv7-mini", "--mmproj", "holo3-mini-mmproj"),
+            "mismatch between text model (n_embd = 128)",
+        ),
+        (TASK, ("--trace",), "name one task"),
+        (TASK, ("--arms", "evict,forget"), "there is no arm 'forget'"),
+        (TASK, ("--scale", "0"), "a scale of 0: "),
+        (TASK, ("--checkpoints", "sometimes"), "choose auto or one of partial, full, on_device, removal"),
+    ],
+)
+def test_the_arms_name_what_cannot_be_used(tmp_path: Path, task: str, options: tuple[str, ...], says: str) -> None:
+    (tmp_path / "task.yaml").write_text(task)
+    model = () if "--model" in options else ("--model", "qwen3-mini")
+    done = tool("arms", "--transcript", str(tmp_path / "task.yaml"), *model, *options, "--out", str(tmp_path / "out"))
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_arms_run_and_go_on_where_they_stopped(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text(TASK)
+    out = tmp_path / "out"
+    arguments = [
+        "--transcript",
+        str(tmp_path / "task.yaml"),
+        "--model",
+        "qwen35-mini",
+        "--threads",
+        "1",
+        "--out",
+        str(out),
+    ]
+    first = tool("arms", *arguments, "--arms", "evict,terminal_slot", "--window", "1")
+    assert first.returncode == 0, first.stderr
+    assert "From counts: over 2 steps" in first.stdout
+    assert "Measured: " in first.stdout
+    assert {"arms.html", "arms.png", "evict.jsonl", "terminal_slot.jsonl"} <= {path.name for path in out.iterdir()}
+    kept = (out / "evict.jsonl").read_text().splitlines()
+    (out / "evict.jsonl").write_text("\n".join(kept[:2]) + "\n" + kept[2][:20])
+    assert tool("arms", *arguments, "--arms", "evict", "--window", "1").returncode == 0
+    again = [json.loads(line) for line in (out / "evict.jsonl").read_text().splitlines()]
+    assert [line.get("step") for line in again] == [None, 1, 2]
+    counted = ("prompt_tokens", "prefilled_tokens", "live_cells")
+    assert [again[2][name] for name in counted] == [json.loads(kept[2])[name] for name in counted]
+    assert again[1] == json.loads(kept[1])
+    (out / "evict.jsonl").write_text("\n".join([kept[0], "{}", kept[2]]) + "\n")
+    broken = tool("arms", *arguments, "--arms", "evict", "--window", "1")
+    assert broken.returncode == 2
+    assert "evict.jsonl:2: " in broken.stderr
+    assert len(broken.stderr.splitlines()) == 1
+
+
+def test_the_benchmark_prints_each_figure_beside_what_it_must_reach() -> None:
+    done = tool("benchmark", "kld", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    assert "positions/s  >= 1000" in done.stdout
+    assert "load" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("tail", "--model", "mamba2-mini"), "attention"),
+        (("native", "--model", "nowhere.gguf"), "nowhere.gguf"),
+        (("native", "--model", "qwen3-mini", "--perplexity", "/nonexistent"), "/nonexistent"),
+        (("native", "--model", "qwen3-mini", "--perplexity", "/bin/false"), "is it llama-perplexity?"),
+    ],
+)
+def test_a_benchmark_that_cannot_run_ends_in_one_line_and_exit_code_2(arguments: tuple[str, ...], says: str) -> None:
+    done = tool("benchmark", *arguments, "--repeats", "1")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert says in done.stderr

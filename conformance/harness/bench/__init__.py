@@ -9,15 +9,17 @@ from .bench import (
     Piece,
     Setup,
     Tokens,
-    identify,
+    bench_of,
     introduce,
     measure,
     meet,
     try_on_device,
 )
 from .case import FLOAT_TYPES, Case, Decode
+from .clock import DECODED, decode_seconds
 
 __all__ = [
+    "DECODED",
     "FLOAT_TYPES",
     "Acquaintance",
     "Bench",
@@ -29,7 +31,8 @@ __all__ = [
     "Piece",
     "Setup",
     "Tokens",
-    "identify",
+    "bench_of",
+    "decode_seconds",
     "introduce",
     "measure",
     "meet",

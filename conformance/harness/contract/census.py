@@ -123,13 +123,16 @@ _RecurrentRule = Callable[[_Keys, int], tuple[_Flags, _Flags]]
 """From key-values and layer count: which layers keep keys and values, which keep recurrent state."""
 
 
-def _by_interval(keys: _Keys, n: int) -> tuple[_Flags, _Flags]:
-    if "attention.recurrent_layers" in keys:
-        recurrent = tuple(bool(flag) for flag in keys.per_layer("attention.recurrent_layers", n))
-    else:
-        interval = keys.positive("full_attention_interval", 4)
-        recurrent = tuple((il + 1) % interval != 0 for il in range(n))
-    return tuple(not flag for flag in recurrent), recurrent
+def _by_interval(usual: int) -> _RecurrentRule:
+    def rule(keys: _Keys, n: int) -> tuple[_Flags, _Flags]:
+        if "attention.recurrent_layers" in keys:
+            recurrent = tuple(bool(flag) for flag in keys.per_layer("attention.recurrent_layers", n))
+        else:
+            interval = keys.positive("full_attention_interval", usual)
+            recurrent = tuple((il + 1) % interval != 0 for il in range(n))
+        return tuple(not flag for flag in recurrent), recurrent
+
+    return rule
 
 
 def _by_head_count(keys: _Keys, n: int) -> tuple[_Flags, _Flags]:
@@ -156,6 +159,16 @@ def _token_shift_and_states(keys: _Keys) -> tuple[int, int]:
     return keys.number("token_shift_count", 2) * n_embd, n_embd * keys.number("wkv.head_size")
 
 
+def _delta_attention(keys: _Keys) -> tuple[int, int]:
+    """Three convolutions, of queries, keys and values; a square matrix for each head of the first layer."""
+    head_dim, n_head = keys.number("kda.head_dim"), keys.per_layer("attention.head_count", 1)[0]
+    return 3 * (keys.positive("ssm.conv_kernel") - 1) * n_head * head_dim, n_head * head_dim**2
+
+
+def _linear_attention(keys: _Keys) -> tuple[int, int]:
+    return 0, keys.per_layer("attention.head_count", 1)[0] * _head_dim(keys, "key") ** 2
+
+
 def _short_convolution(keys: _Keys) -> tuple[int, int]:
     return keys.number("embedding_length") * (keys.positive("shortconv.l_cache") - 1), 0
 
@@ -163,9 +176,14 @@ def _short_convolution(keys: _Keys) -> tuple[int, int]:
 _SizeRule = Callable[[_Keys], tuple[int, int]]
 
 _HYBRID: Final[dict[str, tuple[_RecurrentRule, _SizeRule]]] = {
-    "qwen3next": (_by_interval, _convolution_and_states),
-    "qwen35": (_by_interval, _convolution_and_states),
-    "qwen35moe": (_by_interval, _convolution_and_states),
+    "qwen3next": (_by_interval(4), _convolution_and_states),
+    "qwen35": (_by_interval(4), _convolution_and_states),
+    "qwen35moe": (_by_interval(4), _convolution_and_states),
+    "minimax-01": (_by_interval(8), _linear_attention),
+    "kimi-linear": (_by_head_count, _delta_attention),
+    "kimi-k3": (_by_head_count, _delta_attention),
+    "bailingmoe3": (_by_head_count, _delta_attention),
+    "plamo2": (_by_head_count, _convolution_and_states),
     "jamba": (_by_head_count, _convolution_and_states),
     "granitehybrid": (_by_head_count, _convolution_and_states),
     "lfm2": (_by_head_count, _short_convolution),
@@ -178,7 +196,9 @@ _RECURRENT: Final[dict[str, _SizeRule]] = {
     "mamba": _convolution_and_states,
     "mamba2": _convolution_and_states,
     "rwkv6": _token_shift_and_states,
+    "rwkv6qwen2": _token_shift_and_states,
     "rwkv7": _token_shift_and_states,
+    "arwkv7": _token_shift_and_states,
 }
 _PLAIN: Final = frozenset(
     (
@@ -201,18 +221,54 @@ _PLAIN: Final = frozenset(
     )
 )
 """Architectures whose every layer attends to all tokens."""
-_SLIDING_PERIOD: Final = {
-    "gemma2": 2,
-    "gemma3": 6,
-    "cohere2": 4,
-    "gpt-oss": 2,
-    "lfm2": 0,
-    "mellum": 4,
-    "olmo2": 4,
-    "plamo3": 8,
+
+
+@dataclass(frozen=True)
+class _Sliding:
+    """Which layers slide where the file does not say it.
+
+    Attributes:
+        period: one of so many layers sees all tokens; 0: all slide; None: the file must say it.
+        dense_first: the one is the first of them, not the last.
+        window: tokens a sliding layer sees where the file does not say it; 0: then none slides.
+        fixed: tokens it sees whatever else than 0 the file says; None: as many as the file says.
+
+    """
+
+    period: int | None
+    dense_first: bool = False
+    window: int = 0
+    fixed: int | None = None
+
+
+_SLIDING: Final = {
+    "afmoe": _Sliding(4),
+    "cohere2": _Sliding(4),
+    "cohere2moe": _Sliding(4, dense_first=True),
+    "exaone-moe": _Sliding(4, window=128),
+    "gemma2": _Sliding(2, window=4096),
+    "gemma3": _Sliding(6),
+    "gemma3n": _Sliding(5),
+    "gemma4": _Sliding(None),
+    "gpt-oss": _Sliding(2),
+    "granite_swa": _Sliding(None),
+    "laguna": _Sliding(4, dense_first=True),
+    "lfm2": _Sliding(0),
+    "llama4": _Sliding(4, window=8192, fixed=8192),
+    "maple": _Sliding(None),
+    "mellum": _Sliding(4),
+    "mimo2": _Sliding(None),
+    "muse-glimmer": _Sliding(4),
+    "olmo2": _Sliding(4),
+    "plamo3": _Sliding(8),
+    "smallthinker": _Sliding(4, dense_first=True, fixed=4096),
+    "spark2_5": _Sliding(None),
+    "step35": _Sliding(None),
 }
-"""The last of so many layers sees all tokens, the others slide, when the file does not say otherwise; 0: all slide."""
-_SLIDING_DEFAULT_WINDOW: Final = {"gemma2": 4096}
+_LATENT: Final = frozenset(("kimi-linear", "kimi-k3", "bailingmoe3"))
+"""Architectures whose cache holds one compressed row a token, from which keys and values are both computed."""
+_GEMMA3N_OWN_CACHES: Final = 20
+"""Layers of gemma3n behind so many use the cache of an earlier one."""
 
 
 def census_of_gguf(path: Path) -> ModelCensus:
@@ -257,9 +313,11 @@ def _census(header: GGUFHeader) -> ModelCensus:
 
 
 def _sliding_window(keys: _Keys, arch: str) -> int | None:
-    if arch not in _SLIDING_PERIOD:
+    if arch not in _SLIDING:
         return None
-    return keys.number("attention.sliding_window", _SLIDING_DEFAULT_WINDOW.get(arch, 0)) or None
+    rule = _SLIDING[arch]
+    window = keys.number("attention.sliding_window", rule.window)
+    return (rule.fixed or window) if window else None
 
 
 def _layers(
@@ -271,33 +329,53 @@ def _layers(
         which, size = _HYBRID[arch]
         attends, recurs = which(keys, n)
         recurrent = _recurrent(size(keys), recurs)
-    elif arch in _PLAIN or arch in _SLIDING_PERIOD:
-        attends, recurrent = (True,) * n, ()
+    elif arch in _PLAIN or arch in _SLIDING:
+        own = _own_caches(keys, arch, n)
+        attends, recurrent = tuple(il < own for il in range(n)), ()
     else:
         return None
-    attention = _attention(keys, attends, _slides(keys, arch, n) if window else (False,) * n)
+    slides = _slides(keys, arch, n) if window else (False,) * n
+    attention = _attention(keys, attends, slides, latent=arch in _LATENT)
     return None if attention is None else (attention, recurrent)
 
 
 def _slides(keys: _Keys, arch: str, n: int) -> _Flags:
-    pattern = keys.per_layer("attention.sliding_window_pattern", n, _SLIDING_PERIOD[arch])
-    if keys.is_array("attention.sliding_window_pattern"):
-        return tuple(bool(flag) for flag in pattern)
-    return tuple(period == 0 or il % period < period - 1 for il, period in enumerate(pattern))
+    rule, key = _SLIDING[arch], "attention.sliding_window_pattern"
+    if keys.is_array(key):
+        return tuple(bool(flag) for flag in keys.per_layer(key, n))
+    period = keys.number(key, rule.period)
+    dense = 0 if rule.dense_first else period - 1
+    return tuple(period == 0 or il % period != dense for il in range(n))
 
 
 def _recurrent(sizes: tuple[int, int], recurs: _Flags) -> tuple[RecurrentLayer, ...]:
     return tuple(RecurrentLayer(il, *sizes) for il, flag in enumerate(recurs) if flag)
 
 
-def _attention(keys: _Keys, attends: _Flags, slides: _Flags) -> tuple[AttentionLayer, ...] | None:
+def _attention(keys: _Keys, attends: _Flags, slides: _Flags, *, latent: bool) -> tuple[AttentionLayer, ...] | None:
     """None when the first layer has no heads: llama.cpp takes the head dims from there."""
     n = len(attends)
     heads = keys.per_layer("attention.head_count", n)
     if heads[0] == 0:
         return None
     heads_kv = keys.per_layer("attention.head_count_kv", n) if "attention.head_count_kv" in keys else heads
-    default_dim = keys.number("embedding_length") // heads[0]
-    key_dim = keys.number("attention.key_length", default_dim)
-    value_dim = keys.number("attention.value_length", default_dim)
-    return tuple(AttentionLayer(il, heads_kv[il], key_dim, value_dim, slides[il]) for il in range(n) if attends[il])
+
+    def layer(il: int) -> AttentionLayer:
+        key, value = (_head_dim(keys, side, sliding=slides[il]) for side in ("key", "value"))
+        return AttentionLayer(il, heads_kv[il], key, 0 if latent else value, slides[il])
+
+    return tuple(layer(il) for il in range(n) if attends[il])
+
+
+def _head_dim(keys: _Keys, side: str, *, sliding: bool = False) -> int:
+    """Values of a head's key or value."""
+    default = keys.number("embedding_length") // keys.per_layer("attention.head_count", 1)[0]
+    everywhere = keys.number(f"attention.{side}_length", default)
+    return keys.number(f"attention.{side}_length_swa", everywhere) if sliding else everywhere
+
+
+def _own_caches(keys: _Keys, arch: str, n: int) -> int:
+    """How many layers, counted from the first, have a cache; those behind them use that of an earlier one."""
+    if arch == "gemma3n":
+        return _GEMMA3N_OWN_CACHES
+    return n - keys.number("attention.shared_kv_layers", 0) if arch == "gemma4" else n

@@ -24,13 +24,6 @@ class BuildName:
     version: str | None = None
     digest: str | None = None
 
-    @classmethod
-    def of(cls, version: str, digest: str) -> BuildName:
-        """The name of a build that says its version as "package 1.2.3" and the digest of its files."""
-        package, _, number = version.partition(" ")
-        last = number.rpartition(".")[2] if package == "xllamacpp" else ""
-        return cls(int(last) if last.isdigit() else None, package or None, number or None, digest)
-
 
 @dataclass(frozen=True)
 class Known:
@@ -93,7 +86,7 @@ def match(entries: Iterable[Known], id: str, subject: Subject, build: BuildName)
 
 def _covers(builds: Builds, build: BuildName) -> bool:
     number = build.number is not None and _within(builds.build_number, str(build.number))
-    package = build.package is not None and build.package == builds.package and _within(builds.version, build.version)
+    package = build.package is not None and _within(builds.packages.get(build.package), build.version)
     return number or package or build.digest in builds.digests
 
 

@@ -18,7 +18,7 @@ class Subject:
     means ``attention`` and ``recurrent`` together, and a ``sliding_window`` is a kind of ``attention``.
     ``capabilities`` are known to be there, ``unknown_capabilities`` could not be found out, all others are known to be
     missing. ``kinds`` is None when the model's architecture is not known here. ``is_fixture`` is False for a model that
-    the user brought. One that is ``only_named`` is examined where an invariant names it, and not where one says "all".
+    the user brought, or that ``is_made`` for its architecture. One that is ``only_named`` is examined where an invariant names it, and not where one says "all".
     """
 
     name: str
@@ -28,6 +28,7 @@ class Subject:
     unknown_capabilities: frozenset[str] = field(default_factory=frozenset)
     is_fixture: bool = True
     only_named: bool = False
+    is_made: bool = False
 
     def __post_init__(self) -> None:
         if self.kinds is None:
@@ -50,9 +51,15 @@ def applies(invariant: Invariant, subject: Subject) -> str | None:
     meant = invariant.models == ("all",) and not subject.only_named
     if subject.is_fixture and not meant and subject.name not in invariant.models:
         return f"{invariant.id} does not list {subject.name}"
+    if subject.is_made and invariant.alone:
+        return f"{invariant.id} measures times, which mean nothing on a model made for its architecture"
+    if invariant.only_listed and subject.name not in invariant.models:
+        return f"{invariant.id} is about {_either(invariant.models)} and no other model"
     needs = invariant.needs
     if needs.kinds and subject.kinds is not None and subject.kinds.isdisjoint(needs.kinds):
         return f"needs {_either(KINDS[kind] for kind in needs.kinds)}; {subject.name} has {_memory(subject.kinds)}"
+    if subject.kinds and (there := [KINDS[kind] for kind in needs.lacks if kind in subject.kinds]):
+        return f"needs a model without {_either(there)}; {subject.name} has it"
     known = subject.capabilities | subject.unknown_capabilities
     missing = [CAPABILITIES[name] for name in needs.capabilities if name not in known]
     if missing:
@@ -65,7 +72,7 @@ def undecided(invariant: Invariant, subject: Subject) -> str | None:
 
     A pair for which ``applies`` has no objection and ``undecided`` has a reason is UNKNOWN.
     """
-    if invariant.needs.kinds and subject.kinds is None:
+    if (invariant.needs.kinds or invariant.needs.lacks) and subject.kinds is None:
         return f"the architecture of {subject.name} is not known here, so neither is the kind of its memory"
     unsure = [CAPABILITIES[name] for name in invariant.needs.capabilities if name in subject.unknown_capabilities]
     return f"cannot find out whether this build offers {' and '.join(unsure)} for {subject.name}" if unsure else None

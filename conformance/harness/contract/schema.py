@@ -11,12 +11,16 @@ import re
 from collections.abc import Iterable
 from datetime import date
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from hypothesis import strategies as st
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from conformance.harness.prompts.strategies import transcripts
+from conformance.harness.prompts.transcript import Transcript
+
+from .entry import Entry, wrong
 
 Kind = Literal["attention", "recurrent", "hybrid", "sliding_window"]
 Capability = Literal[
@@ -28,6 +32,10 @@ Capability = Literal[
     "multi_dimensional_positions",
     "trained_weights",
     "high_level",
+    "other_build",
+    "native_tail",
+    "native_kvarn",
+    "images",
 ]
 
 KINDS: dict[Kind, str] = {
@@ -47,6 +55,10 @@ CAPABILITIES: dict[Capability, str] = {
     "multi_dimensional_positions": "multi-dimensional positions (M-RoPE)",
     "trained_weights": "weights that expect real text more than chance does",
     "high_level": "the high-level llama_cpp.Llama",
+    "other_build": "a second build to exchange states with, as tools.gate has",
+    "native_tail": "a precision tail of the build's own",
+    "native_kvarn": "KVarN cache types of the build's own",
+    "images": "images through libmtmd and a vision tower (mmproj)",
 }
 """What a build may be able to do with a model, in words that follow "needs"."""
 
@@ -57,15 +69,10 @@ CHECK_ID = f"{INVARIANT_ID}(/{_SLUG})?"
 Item = TypeVar("Item")
 
 
-def _wrong(problem: str, todo: str = "") -> PydanticCustomError:
-    """An error that says what to do itself, or leaves that to the description of the field."""
-    return PydanticCustomError("spec", "{problem}", {"problem": problem, "todo": todo})
-
-
 def _distinct(items: tuple[Item, ...]) -> tuple[Item, ...]:
     repeated = [item for number, item in enumerate(items) if item in items[:number]]
     if repeated:
-        raise _wrong(f"{repeated[0]!r} stands there twice")
+        raise wrong(f"{repeated[0]!r} stands there twice")
     return items
 
 
@@ -76,14 +83,14 @@ def _distinct_ids(families: tuple[Family, ...]) -> tuple[Family, ...]:
 
 def _some(items: tuple[Item, ...]) -> tuple[Item, ...]:
     if not items:
-        raise _wrong("found an empty list")
+        raise wrong("found an empty list")
     return items
 
 
 def _rising(bounds: tuple[int, int]) -> tuple[int, int]:
     low, high = bounds
     if low > high:
-        raise _wrong(f"the range runs backwards, {low} is more than {high}")
+        raise wrong(f"the range runs backwards, {low} is more than {high}")
     return bounds
 
 
@@ -91,9 +98,9 @@ def _model_names(names: Any) -> Any:
     if names == "all":
         return ("all",)
     if not isinstance(names, list):
-        raise _wrong(f"found {names!r}")
+        raise wrong(f"found {names!r}")
     if not names or "all" in names:
-        raise _wrong("found a list that is empty or names all")
+        raise wrong("found a list that is empty or names all")
     return tuple(names)
 
 
@@ -101,7 +108,7 @@ def _specifiers(text: str) -> str:
     try:
         SpecifierSet(text)
     except InvalidSpecifier:
-        raise _wrong(f"{text!r} is not a version range") from None
+        raise wrong(f"{text!r} is not a version range") from None
     return text
 
 
@@ -109,7 +116,7 @@ def _day(text: Any) -> date:
     try:
         return date.fromisoformat(text)
     except (TypeError, ValueError):
-        raise _wrong(f"{text} is not a date") from None
+        raise wrong(f"{text} is not a date") from None
 
 
 def _upstream(text: str) -> str:
@@ -117,14 +124,14 @@ def _upstream(text: str) -> str:
     if searched:
         _day(searched[1])
     elif not re.fullmatch(r"https?://\S+", text):
-        raise _wrong(f"{text!r} is neither a link nor a search that found none")
+        raise wrong(f"{text!r} is neither a link nor a search that found none")
     return text
 
 
 def _beside(text: str) -> str:
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts:
-        raise _wrong(f"{text!r} leaves the folder")
+        raise wrong(f"{text!r} leaves the folder")
     return text
 
 
@@ -139,12 +146,6 @@ ModelNames = Annotated[
     AfterValidator(_distinct),
     Field(description="a list of fixture model names, or the word all"),
 ]
-
-
-class Entry(BaseModel):
-    """Base of everything in a spec file: strict, closed to unknown keys, frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Document(Entry):
@@ -163,13 +164,15 @@ class Profile(Entry):
     """How long a run may look: one of the named effort levels.
 
     ``shrink_seconds`` bounds the search for a smaller failing case, ``example_timeout_seconds`` a single drawn case and
-    ``check_timeout_seconds`` one invariant on one model with all its cases.
+    ``check_timeout_seconds`` one invariant on one model with all its cases. ``architectures`` names the profile whose
+    number of cases a model gets that was made for its architecture; where it is named, the run sweeps all architectures.
     """
 
     purpose: Line
     shrink_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False, description="seconds, 0 or more")]
     example_timeout_seconds: Seconds
     check_timeout_seconds: Seconds
+    architectures: Line | None = None
 
 
 class Profiles(Entry):
@@ -181,8 +184,46 @@ class Profiles(Entry):
     @model_validator(mode="after")
     def _default_exists(self) -> Profiles:
         if self.default not in self.profiles:
-            raise _wrong(f"no profile {self.default!r}", f"choose the default from {', '.join(self.profiles)}")
+            raise wrong(f"no profile {self.default!r}", f"choose the default from {', '.join(self.profiles)}")
+        for profile in self.profiles.values():
+            if profile.architectures is not None and profile.architectures not in self.profiles:
+                raise wrong(f"no profile {profile.architectures!r}", f"choose from {', '.join(self.profiles)}")
         return self
+
+
+class Counted(Entry):
+    """A count that the gate compares exactly."""
+
+    unit: Line
+    because: Text
+
+
+class Timed(Counted):
+    """A measure that varies: up to which ratio of the candidate to the baseline it is no regression."""
+
+    limit: Annotated[float, Field(gt=1, allow_inf_nan=False, description="a ratio above 1")]
+
+
+class Performance(Entry):
+    """What the gate measures of speed and size.
+
+    A round prefills to each of ``depths`` tokens in turn and decodes ``decoded_tokens`` single ones there. ``repeats`` is
+    how often a round saves and restores. ``rounds`` are paired rounds for every profile.
+    """
+
+    models: ModelNames
+    depths: Annotated[tuple[Count, ...], AfterValidator(_distinct), Field(description="a list of depths in tokens")]
+    decoded_tokens: Count
+    repeats: Count
+    rounds: dict[str, Count]
+    counts: dict[str, Counted]
+    measures: dict[str, Timed]
+
+
+class PerformanceFile(Entry):
+    """``specs/performance.yaml``."""
+
+    performance: Performance
 
 
 class Source(Entry):
@@ -195,23 +236,57 @@ class Source(Entry):
 class Needs(Entry):
     """What a model and a build must have for an invariant to mean something.
 
-    Any one of ``kinds`` is enough (none named: every kind); all ``capabilities`` are needed.
+    Any one of ``kinds`` is enough (none named: every kind), and none of those it ``lacks`` may be there; all
+    ``capabilities`` are needed.
     """
 
     kinds: Annotated[tuple[Kind, ...], AfterValidator(_distinct), Field(description="a list of kinds")] = ()
+    lacks: Annotated[tuple[Kind, ...], AfterValidator(_distinct), Field(description="a list of kinds")] = ()
     capabilities: Annotated[
         tuple[Capability, ...], AfterValidator(_distinct), Field(description="a list of capabilities")
     ] = ()
 
 
+_BOUNDS = "two whole numbers, [lowest, highest]"
+Bounds = Annotated[tuple[int, int], Field(description=_BOUNDS), AfterValidator(_rising)]
+
+
+class TranscriptBounds(Entry):
+    """What transcripts are drawn from, each a closed range: lengths in tokens, sides of images in merged patches.
+
+    What is left out is drawn from the widest range that is searched anywhere.
+    """
+
+    preamble_tokens: Bounds = (1, 2000)
+    steps: Bounds = (1, 100)
+    text_tokens: Bounds = (0, 400)
+    image_width: Bounds = (1, 60)
+    image_height: Bounds = (1, 34)
+
+    def strategy(self) -> st.SearchStrategy[Transcript]:
+        """Draws from these bounds."""
+        return transcripts(
+            preamble=self.preamble_tokens,
+            steps=self.steps,
+            text=self.text_tokens,
+            width=self.image_width,
+            height=self.image_height,
+        )
+
+
 class Space(Entry):
-    """What one parameter is drawn from: every integer of a closed range, or a list of choices."""
+    """What one parameter is drawn from: every integer of a closed range, a list of choices, or transcripts.
+
+    Of a range that is ``longest`` the highest alone is drawn; a budget may lower it down to the lowest.
+    """
 
     range: Annotated[
         tuple[int, int] | None,
-        Field(description="two whole numbers, [lowest, highest]"),
+        Field(description=_BOUNDS),
         AfterValidator(lambda bounds: bounds and _rising(bounds)),
     ] = None
+    longest: bool = False
+    transcript: Annotated[TranscriptBounds | None, Field(description="a mapping of bounds, or {}")] = None
     choices: Annotated[
         tuple[bool | int | str, ...] | None,
         Field(description="a list of numbers, words, or true and false"),
@@ -220,14 +295,19 @@ class Space(Entry):
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Space:
-        if (self.range is None) == (self.choices is None):
-            raise _wrong("holds neither or both of range and choices", "write one of them")
+        if [self.range, self.choices, self.transcript].count(None) != 2:
+            raise wrong("holds none or several of range, choices and transcript", "write one of them")
+        if self.longest and self.range is None:
+            raise wrong("longest stands without a range", "drop it")
         return self
 
     def strategy(self) -> st.SearchStrategy[Any]:
-        """Draws from this space; shrinks towards the low end of the range or the first choice."""
+        """Draws from this space; shrinks towards the low end of the range, the first choice, a transcript of one step."""
+        if self.transcript is not None:
+            return self.transcript.strategy()
         if self.range is not None:
-            return st.integers(*self.range)
+            low, high = self.range
+            return st.just(high) if self.longest else st.integers(low, high)
         return st.sampled_from(self.choices or ())
 
 
@@ -235,12 +315,14 @@ class Accept(Entry):
     """When a measured deviation passes.
 
     ``bitwise``: the same bits, for tensors. ``exact``: the same numbers, for counts and sizes. ``within_floor``: at
-    most ``factor`` times the noise of kind ``floor`` that was measured on the same model and build. ``at_most``: no more
-    than ``bound``, in the unit of the quantity.
+    most ``factor`` times the noise of kind ``floor`` that was measured on the same model and build. ``beyond_floor``: at
+    least that, for what must be seen to deviate. ``at_most``, ``at_least``: no more or no less than ``bound``, in the unit
+    of the quantity. A figure that comes with an interval passes when all of the interval does, fails when none of it
+    does, and is UNKNOWN otherwise.
     """
 
-    quantity: Literal["logits", "state", "bytes", "layers", "rows", "kld", "share"]
-    rule: Literal["bitwise", "exact", "within_floor", "at_most"]
+    quantity: Literal["logits", "state", "bytes", "layers", "rows", "kld", "share", "time"]
+    rule: Literal["bitwise", "exact", "within_floor", "beyond_floor", "at_most", "at_least"]
     factor: Annotated[
         float | None, Field(ge=1, allow_inf_nan=False, description="how many times the floor, 1 or more")
     ] = None
@@ -250,26 +332,64 @@ class Accept(Entry):
 
     @model_validator(mode="after")
     def _factor_and_floor(self) -> Accept:
-        for key, given, rule in (
-            ("factor", self.factor, "within_floor"),
-            ("floor", self.floor, "within_floor"),
-            ("bound", self.bound, "at_most"),
+        for key, given, rules in (
+            ("factor", self.factor, ("within_floor", "beyond_floor")),
+            ("floor", self.floor, ("within_floor", "beyond_floor")),
+            ("bound", self.bound, ("at_most", "at_least")),
         ):
-            wanted = self.rule == rule
+            wanted = self.rule in rules
             if (given is not None) != wanted:
                 does, todo = ("needs", "add it") if wanted else ("takes no", "drop it")
-                raise _wrong(f"the rule {self.rule} {does} {key}", todo)
+                raise wrong(f"the rule {self.rule} {does} {key}", todo)
         return self
 
+    @property
+    def wants_more(self) -> bool:
+        """Whether the limit is the smallest deviation that passes, and not the largest."""
+        return self.rule in ("at_least", "beyond_floor")
+
     def limit(self, floor: float) -> float:
-        """The largest deviation that passes, given the measured noise floor (same unit as the deviation)."""
+        """The last deviation that passes, given the measured noise floor (same unit as the deviation)."""
         if self.bound is not None:
             return self.bound
         return 0.0 if self.factor is None else self.factor * floor
 
+    def bounds(self, floor: float) -> tuple[float, float]:
+        """The smallest and the largest deviation that pass."""
+        return (self.limit(floor), math.inf) if self.wants_more else (-math.inf, self.limit(floor))
+
     def holds(self, deviation: float, floor: float) -> bool:
         """Whether ``deviation`` passes. A deviation that is not a number, or a floor that is not finite, never does."""
-        return math.isfinite(floor) and deviation <= self.limit(floor)
+        limit = self.limit(floor)
+        return math.isfinite(floor) and (limit <= deviation < math.inf if self.wants_more else deviation <= limit)
+
+
+class Ceiling(Entry):
+    """The most noise that a limit may be built on, as NMSE of logits and of the worst layer of a state."""
+
+    logits: Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
+    state: Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
+    because: Text
+
+    def of(self, quantity: str) -> float:
+        """The ceiling for a quantity."""
+        return self.state if quantity == "state" else self.logits
+
+
+Weights = Literal["float32", "narrower"]
+
+
+class NoiseCeilings(Entry):
+    """``specs/noise.yaml``: ceilings by the type of a model's weights."""
+
+    ceilings: dict[Weights, Ceiling]
+
+    @model_validator(mode="after")
+    def _complete(self) -> NoiseCeilings:
+        missing = [weights for weights in get_args(Weights) if weights not in self.ceilings]
+        if missing:
+            raise wrong(f"no ceiling for {' and '.join(missing)} weights", "add it")
+        return self
 
 
 class Figure(Entry):
@@ -293,8 +413,9 @@ class Family(Entry):
     id: Annotated[str, Field(pattern=f"^{_SLUG}$", description="lower-case words joined by -")]
     title: Line
     needs: Needs | None = None
+    only_listed: bool | None = None
     models: ModelNames | None = None
-    search: Search = {}
+    search: Search = Field(default_factory=dict)
     examples: dict[str, Count] | None = None
     accept: Accept | None = None
     timeout_seconds: Seconds | None = None
@@ -305,7 +426,8 @@ class Invariant(Entry):
 
     ``accept_reordered`` replaces ``accept`` for cases in which both sides hold the same cells in another order. ``examples``
     gives the number of drawn cases for every profile. ``timeout_seconds`` replaces the profile's timeout
-    for one drawn case. With ``families`` each of these is a check of its own; beside them the invariant itself is one only
+    for one drawn case. ``only_listed`` keeps it to the models that it lists where any other would do too: one that the user
+    brought. ``alone`` says that it measures time, so nothing else may run meanwhile. With ``families`` each of these is a check of its own; beside them the invariant itself is one only
     where it has a ``search``.
     """
 
@@ -315,13 +437,15 @@ class Invariant(Entry):
     source: Source
     needs: Needs = Needs()
     models: ModelNames
-    search: Search = {}
+    search: Search = Field(default_factory=dict)
     examples: dict[str, Count]
     accept: Accept
     accept_reordered: Accept | None = None
     required: bool
     timeout_seconds: Seconds | None = None
-    figures: dict[str, Figure] = {}
+    only_listed: bool = False
+    alone: bool = False
+    figures: dict[str, Figure] = Field(default_factory=dict)
     families: Annotated[tuple[Family, ...], AfterValidator(_distinct_ids)] = ()
 
     def checks(self) -> tuple[Invariant, ...]:
@@ -343,19 +467,23 @@ class Topic(Entry):
 
 
 class Builds(Entry):
-    """Which builds show a known failure: those that any of the three ways of naming a build fits."""
+    """Which builds show a known failure: those that any of the three ways of naming a build fits.
+
+    Attributes:
+        build_number: of llama.cpp itself, whatever package the build came in.
+        packages: versions by package, for builds whose number is not known.
+        digests: of the libraries.
+
+    """
 
     build_number: Range | None = None
-    package: Line | None = None
-    version: Range | None = None
+    packages: dict[str, Range] = Field(default_factory=dict)
     digests: Annotated[tuple[str, ...], AfterValidator(_distinct), Field(description="a list of digests")] = ()
 
     @model_validator(mode="after")
     def _names_something(self) -> Builds:
-        if (self.package is None) != (self.version is None):
-            raise _wrong("holds one of package and version", "write both")
-        if self.build_number is None and self.package is None and not self.digests:
-            raise _wrong("names no build", "write build_number, package and version, or digests")
+        if self.build_number is None and not self.packages and not self.digests:
+            raise wrong("names no build", "write build_number, packages, or digests")
         return self
 
 
@@ -385,7 +513,7 @@ class Excuse(Entry):
     @model_validator(mode="after")
     def _concerns_something(self) -> Excuse:
         if not self.models and not self.kinds:
-            raise _wrong("concerns no model", "write models or kinds")
+            raise wrong("concerns no model", "write models or kinds")
         return self
 
 

@@ -42,6 +42,9 @@ class ChildDeath(Exception):
         super().__init__(how)
         self.how, self.stderr = how, stderr
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.how, self.stderr)  # a child's own child may have died
+
     def __str__(self) -> str:
         last = self.stderr.strip().splitlines()[-3:]
         return f"{self.how}{': ' + ' | '.join(last) if last else ''}"

@@ -20,6 +20,8 @@ from .model import Model
 
 #: ggml type numbers of the cache types that upstream llama.cpp offers.
 CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+#: Bits of the KVarN types, which no upstream build has. They are no ggml types: a fork's context takes them apart.
+KVARN_BITS = {f"kvarn{bits}": bits for bits in (2, 3, 4, 5, 6, 8)}
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 
 Logits = npt.NDArray[np.float32]
@@ -47,7 +49,8 @@ class ContextSettings:
 
     Flash attention is off and one thread is used unless asked otherwise: parity needs the least noisy path, and two
     spinning threads slow tiny models down. With `reach_cache` the build's own cache tensors are looked for, so that
-    `Context.cache_rows` can read and write them in place.
+    `Context.cache_rows` can read and write them in place. `kv_tail` rows of a precision tail, and KVarN for both types,
+    are asked of builds that have them as the fork BeeLlama does (see layouts.yaml).
     """
 
     n_ctx: int = 1024
@@ -62,13 +65,15 @@ class ContextSettings:
     swa_full: bool = False
     kv_unified: bool = False
     reach_cache: bool = False
+    kv_tail: int = 0
 
     def __post_init__(self) -> None:
+        known = (*CACHE_TYPES, *KVARN_BITS)
         for name in ("type_k", "type_v"):
-            if getattr(self, name) not in CACHE_TYPES:
-                raise ModelError(
-                    f"{name}={getattr(self, name)!r}: no such cache type; choose from {', '.join(CACHE_TYPES)}"
-                )
+            if getattr(self, name) not in known:
+                raise ModelError(f"{name}={getattr(self, name)!r}: no such cache type; choose from {', '.join(known)}")
+        if (self.type_k in KVARN_BITS) != (self.type_v in KVARN_BITS):
+            raise ModelError(f"type_k={self.type_k!r}, type_v={self.type_v!r}: KVarN keeps both; name it for both")
         if self.flash_attn not in _FLASH:
             raise ModelError(f"flash_attn={self.flash_attn!r}: choose from {', '.join(_FLASH)}")
 
@@ -104,11 +109,14 @@ class TokenBatch:
     def as_struct(self) -> Batch:
         """The `llama_batch`, pointing into this object's arrays, which must outlive the call."""
         n = len(self)
-        sequences = [[self.sequences]] * n if isinstance(self.sequences, int) else [list(s) for s in self.sequences]
-        counts = np.fromiter((len(s) for s in sequences), np.int32, n)
-        ids = np.fromiter((i for s in sequences for i in s), np.int32, int(counts.sum()))
-        starts = np.concatenate(([0], np.cumsum(counts[:-1], dtype=np.int64))) * ids.itemsize
-        pointers = (ids.ctypes.data + starts).astype(np.uint64)
+        if isinstance(self.sequences, int):  # all tokens point at the one id
+            counts, ids = np.ones(n, np.int32), np.array([self.sequences], np.int32)
+            pointers = np.full(n, ids.ctypes.data, np.uint64)
+        else:
+            counts = np.fromiter((len(s) for s in self.sequences), np.int32, n)
+            ids = np.fromiter((i for s in self.sequences for i in s), np.int32, int(counts.sum()))
+            starts = np.concatenate(([0], np.cumsum(counts[:-1], dtype=np.int64))) * ids.itemsize
+            pointers = (ids.ctypes.data + starts).astype(np.uint64)
         arrays = [
             None if self.tokens is None else np.ascontiguousarray(self.tokens, np.int32),
             None if self.embeddings is None else np.ascontiguousarray(self.embeddings, np.float32),
@@ -127,6 +135,10 @@ class Context:
     Every setting that the build can report is read back when the context is made: a struct layout that put a value into
     the wrong field stops here.
 
+    Attributes:
+        seconds: wall time spent in `llama_decode` so far, without what Python does around it; CPU builds compute within
+            the call.
+
     Raises:
         ModelError: the build refused to make the context.
         BuildError: the read-back failed.
@@ -143,7 +155,7 @@ class Context:
         params.n_seq_max = asked.n_seq_max
         params.n_threads = params.n_threads_batch = asked.n_threads
         params.flash_attn_type = _FLASH[asked.flash_attn]
-        params.type_k, params.type_v = CACHE_TYPES[asked.type_k], CACHE_TYPES[asked.type_v]
+        self._choose_cache(params)
         params.offload_kqv = params.op_offload = False
         params.swa_full, params.kv_unified, params.no_perf = asked.swa_full, asked.kv_unified, False
         if self.library.context_layout.has("n_rs_seq"):
@@ -161,7 +173,24 @@ class Context:
             )
         self._read_back()
         self.memory: int = self.library.llama_get_memory(self.handle)
+        self.seconds = 0.0
         self._abort: Any = None
+
+    def _choose_cache(self, params: Any) -> None:
+        """Set cache types and tail, or ModelError where this build has no place for them."""
+        asked = self.settings
+        if asked.kv_tail:
+            if not self.library.has_tail:
+                raise ModelError(f"{self.library.path}: this build has no precision tail of its own")
+            params.kv_tail_tokens = asked.kv_tail
+        if asked.type_k not in KVARN_BITS:
+            params.type_k, params.type_v = CACHE_TYPES[asked.type_k], CACHE_TYPES[asked.type_v]
+            return
+        if not self.library.has_kvarn:
+            raise ModelError(f"{self.library.path}: this build has no KVarN types")
+        key, value = KVARN_BITS[asked.type_k], KVARN_BITS[asked.type_v]
+        params.kvarn_type = self.library.llama_kvarn_type_from_name(f"kvarn_k{key}v{value}_g128".encode())
+        params.kvarn_key_bits, params.kvarn_value_bits = key, value
 
     def _read_back(self) -> None:
         asked, library = self.settings, self.library
@@ -279,7 +308,9 @@ class Context:
 
     def process(self, batch: TokenBatch) -> int:
         """One `llama_decode` call as it is; returns the build's code and raises nothing."""
-        code = int(self.library.llama_decode(self.handle, batch.as_struct()))
+        struct, before = batch.as_struct(), self.library.seconds
+        code = int(self.library.llama_decode(self.handle, struct))
+        self.seconds += self.library.seconds - before
         self._cache_known = bool(self._cache)
         return code
 

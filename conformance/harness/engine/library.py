@@ -6,20 +6,22 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import platform
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
 from . import abi
 from .errors import BuildError
+from .origin import origin_of
 
 BUNDLED = "bundled"
 _NAMES = ("libllama.so", "libllama.so.*", "libllama.*.so", "libllama.dylib", "xllamacpp*.so")
+_ELF_X86_64 = 62
+_ELF_MACHINES = {3: "x86 (32 bits)", 21: "PowerPC64", 22: "S390", 40: "Arm (32 bits)", 183: "AArch64", 243: "RISC-V"}
 _PLACES = ("", "lib", "bin", "build/bin", "build/lib", "lib64")
 
 _p, _i, _u, _b, _z = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32, ctypes.c_bool, ctypes.c_size_t
@@ -59,6 +61,7 @@ _REQUIRED: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_n_swa": (_i, (_p,)),
     "llama_model_rope_type": (_i, (_p,)),
     "llama_model_size": (_u64, (_p,)),
+    "llama_model_n_params": (_u64, (_p,)),
     "llama_model_is_recurrent": (_b, (_p,)),
     "llama_model_is_hybrid": (_b, (_p,)),
     "llama_model_desc": (_i, (_p, _p, _z)),
@@ -106,6 +109,7 @@ _OPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_version": (_s, ()),
     "llama_n_ctx_seq": (_u, (_p,)),
     "llama_n_rs_seq": (_u, (_p,)),
+    "llama_model_n_embd_inp": (_i, (_p,)),
     "llama_state_seq_get_size_ext": (_z, (_p, _i, _u)),
     "llama_state_seq_get_data_ext": (_z, (_p, _p, _z, _i, _u)),
     "llama_state_seq_set_data_ext": (_z, (_p, _p, _z, _i, _u)),
@@ -115,6 +119,7 @@ _OPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_get_name": (_s, (_p,)),
     "ggml_get_data": (_p, (_p,)),
     "ggml_nbytes": (_z, (_p,)),
+    "llama_kvarn_type_from_name": (_i, (_s,)),
 }
 _STRUCT_RESULTS = ("llama_context_default_params", "llama_model_default_params", "llama_perf_context")
 
@@ -126,10 +131,14 @@ class BuildIdentity:
     Attributes:
         reference: how the user named it.
         library: absolute path of the library that was loaded.
-        version: package version where the build came in one, else what `llama_version` says, else "unknown".
+        version: package and its version where the build came in one, else what `llama_version` says, else "unknown".
+        package, package_version: the same apart, None where the build came in no package.
+        build_number: llama.cpp's own, None where neither the package's version nor the library's name tells it.
+        release: llama.cpp's tag, else what `llama_version` says; None where neither is known.
         commit: what `ggml_commit` says, or "unknown".
         digest: SHA-256 over the names and bytes of the build's libraries, first 16 hex digits.
-        context_layout, model_layout: rows of `layouts.yaml` that the probe recognised.
+        context_layout, model_layout: rows of `layouts.yaml` that the probe recognised, or the header that was read.
+        vision_layout: the same of libmtmd's parameters; None where the build has no libmtmd, "unknown" where nothing fits.
         symbols: the optional functions that this build has.
 
     """
@@ -137,10 +146,15 @@ class BuildIdentity:
     reference: str
     library: str
     version: str
+    package: str | None
+    package_version: str | None
+    build_number: int | None
+    release: str | None
     commit: str
     digest: str
     context_layout: str
     model_layout: str
+    vision_layout: str | None
     symbols: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -184,7 +198,10 @@ def find_library(reference: str) -> Path:
         if folder.is_file():
             return folder.resolve()
         if not folder.is_dir():
-            raise BuildError(f"build {reference!r}: no such folder; name 'bundled' or a folder that holds libllama.so")
+            raise BuildError(
+                f"build {reference!r}: no such folder; name 'bundled', a folder that holds libllama.so, or a published build "
+                "(`python -m tools.builds list` shows them)"
+            )
     for place in _PLACES:
         for pattern in _NAMES:
             found = sorted((folder / place).glob(pattern))
@@ -196,7 +213,8 @@ def find_library(reference: str) -> Path:
     )
 
 
-def _digest(library: Path) -> str:
+def digest_of(library: Path) -> str:
+    """SHA-256 over the names and bytes of a build's libraries, first 16 hex digits."""
     names = {library, *library.parent.glob("lib*llama*"), *library.parent.glob("libggml*")}
     total = hashlib.sha256()
     for path in sorted(p for p in names if p.is_file()):
@@ -206,21 +224,36 @@ def _digest(library: Path) -> str:
     return total.hexdigest()[:16]
 
 
-def _package_version(library: Path) -> str | None:
-    """Version of the Python package that the library lies in, if it lies in one."""
-    for folder in library.parents:
-        for name, distribution in (("llama_cpp", "llama-cpp-python"), ("xllamacpp", "xllamacpp")):
-            if folder.name == name:
-                for found in metadata.distributions(path=[str(folder.parent)]):
-                    if canonicalize_name(found.metadata["Name"]) == distribution:
-                        return f"{distribution} {found.version}"
-    return None
+def _refuse_other_machine(library: Path) -> None:
+    """The system's own words for this are misleading: it says that there is no such file."""
+    with library.open("rb") as stream:
+        header = stream.read(20)
+    machine = int.from_bytes(header[18:20], "little")
+    if header.startswith(b"\x7fELF") and machine != _ELF_X86_64:
+        name = _ELF_MACHINES.get(machine, f"ELF machine {machine}")
+        raise BuildError(f"{library}: is built for {name}, this machine is x86-64; name a build for x86-64")
+
+
+def _why_not_loaded(error: str, library: Path) -> str:
+    if needed := re.search(r"version `GLIBC_([\d.]+)' not found", error):
+        return (
+            f"needs glibc {needed[1]}, this system has {platform.libc_ver()[1]}; run it on a newer system, or name a build "
+            "made for an older one"
+        )
+    reason = error.removeprefix(f"{library}: ")
+    return (
+        f"the system cannot load it ({reason}); use a build made for this machine, with its libggml libraries beside it"
+    )
 
 
 class Library:
     """A loaded build. Functions are attributes under their C names and take and return what C does.
 
     One process can hold one build: libllama keeps global state, and two builds would share symbols.
+
+    Args:
+        place: `bundled`, a folder, or the library itself.
+        reference: how the user named the build; default: `place`.
 
     Attributes:
         context_layout, model_layout: struct layouts that the probe recognised.
@@ -230,19 +263,16 @@ class Library:
 
     log_lines = 200
 
-    def __init__(self, reference: str = BUNDLED) -> None:
-        self.reference = reference
-        self.path = find_library(reference)
+    def __init__(self, place: str = BUNDLED, *, reference: str | None = None) -> None:
+        self.reference = reference or place
+        self.path = find_library(place)
         abi.refuse_unknown_cpu()
+        _refuse_other_machine(self.path)
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort starts a debugger
         try:
             self._handle = ctypes.CDLL(str(self.path), mode=ctypes.RTLD_LOCAL)
         except OSError as error:
-            reason = str(error).removeprefix(f"{self.path}: ")
-            raise BuildError(
-                f"{self.path}: the system cannot load it ({reason}); use a build made for this machine, with its libggml "
-                "libraries beside it"
-            ) from None
+            raise BuildError(f"{self.path}: {_why_not_loaded(str(error), self.path)}") from None
         self._clock = [0.0]
         self._bind()
         self.log: list[tuple[int, str]] = []
@@ -277,10 +307,8 @@ class Library:
         }
         self._optional = frozenset(name for name in _OPTIONAL if hasattr(self._handle, name))
         for name, (result, arguments) in {**_REQUIRED, **{n: _OPTIONAL[n] for n in self._optional}}.items():
-            function = getattr(self._handle, name)
-            function.restype = result
-            function.argtypes = [structures[name] if argument is None else argument for argument in arguments]
-            setattr(self, name, _Timed(function, self._clock))
+            types = [structures[name] if argument is None else argument for argument in arguments]
+            setattr(self, name, self.timed(getattr(self._handle, name), result, types))
 
     def _recognise(self, struct: str) -> abi.Layout:
         function = getattr(self._handle, f"llama_{struct.removesuffix('_params')}_default_params")
@@ -292,6 +320,41 @@ class Library:
     def has(self, name: str) -> bool:
         """Whether the build has an optional function."""
         return name in self._optional
+
+    def companion(self, name: str, function: str) -> ctypes.CDLL | None:
+        """The library lib`name` that belongs to this build, by one of its functions: in this file, or beside it."""
+        if hasattr(self._handle, function):
+            return self._handle
+        found = [path for pattern in (f"lib{name}.so", f"lib{name}.so.*") for path in self.path.parent.glob(pattern)]
+        return ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_LOCAL) if found else None
+
+    def vision_layout(self) -> abi.Layout | None:
+        """The layout of libmtmd's parameters, None where the build has no libmtmd; BuildError where none is known."""
+        library = self.companion("mtmd", "mtmd_init_from_file")
+        if library is None:
+            return None
+        return abi.recognise("mtmd_context_params", abi.probe(library.mtmd_context_params_default), self.path)
+
+    def timed(self, function: Any, result: Any, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """A C function with its types, whose time counts towards `seconds`."""
+        function.restype, function.argtypes = result, list(arguments)
+        return _Timed(function, self._clock)
+
+    def log_here(self, library: ctypes.CDLL, *setters: str) -> None:
+        """Have a companion log here too, where it has such setters."""
+        for name in setters:
+            if hasattr(library, name):
+                getattr(library, name)(self._log_callback, None)
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether contexts of this build take a precision tail, in fields as the fork BeeLlama has them."""
+        return self.context_layout.has("kv_tail_tokens")
+
+    @property
+    def has_kvarn(self) -> bool:
+        """Whether contexts of this build take KVarN types, in fields as the fork BeeLlama has them."""
+        return self.context_layout.has("kvarn_type") and self.has("llama_kvarn_type_from_name")
 
     def default_params(self, layout: abi.Layout, function: str) -> Any:
         """A params struct of the given layout, filled with the build's own defaults."""
@@ -326,13 +389,25 @@ class Library:
         def text(name: str) -> str:
             return (getattr(self, name)() or b"").decode() if self.has(name) else ""
 
+        try:
+            found = self.vision_layout()
+            vision = found.id if found else None
+        except BuildError:
+            vision = "unknown"
+        origin = origin_of(self.path)
+        packaged = f"{origin.package} {origin.version}" if origin.package else ""
         return BuildIdentity(
             reference=self.reference,
             library=str(self.path),
-            version=_package_version(self.path) or text("llama_version") or "unknown",
+            version=packaged or text("llama_version") or "unknown",
+            package=origin.package,
+            package_version=origin.version,
+            build_number=origin.build_number,
+            release=origin.release or text("llama_version") or None,
             commit=text("ggml_commit") or "unknown",
-            digest=_digest(self.path),
+            digest=digest_of(self.path),
             context_layout=self.context_layout.id,
             model_layout=self.model_layout.id,
+            vision_layout=vision,
             symbols=tuple(sorted(self._optional)),
         )

@@ -22,6 +22,7 @@ class Model:
 
     Attributes:
         n_vocab, n_embd, n_layer: as the build read them.
+        n_embd_inp: values of one embedding that the model takes; more than n_embd where the vision tower feeds deeper layers.
         n_swa: attention window of the sliding layers in tokens, 0 without one.
         rope_type: "none", "norm", "neox", "mrope", "imrope" or "vision".
 
@@ -58,12 +59,16 @@ class Model:
             )
         self.n_vocab: int = library.llama_vocab_n_tokens(self.vocabulary)
         self.n_embd: int = library.llama_model_n_embd(handle)
+        self.n_embd_inp: int = (
+            library.llama_model_n_embd_inp(handle) if library.has("llama_model_n_embd_inp") else self.n_embd
+        )
         self.n_layer: int = library.llama_model_n_layer(handle)
         self.n_ctx_train: int = library.llama_model_n_ctx_train(handle)
         self.n_swa: int = library.llama_model_n_swa(handle)
         self.is_recurrent: bool = library.llama_model_is_recurrent(handle)
         self.is_hybrid: bool = library.llama_model_is_hybrid(handle)
         self.n_bytes: int = library.llama_model_size(handle)
+        self.n_parameters: int = library.llama_model_n_params(handle)
         rope = library.llama_model_rope_type(handle)
         self.rope_type = _ROPE_TYPES.get(rope, f"type {rope}")
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import conformance
 from conformance.harness.bench import Bench, Case, Measurement, Setup, measure
 from conformance.harness.contract.ties import Registry
 from conformance.harness.measure.deviation import Deviation
@@ -18,6 +17,7 @@ from conformance.harness.measure.deviation import Deviation
 Body = Callable[[Bench, Any], Deviation]
 
 REGISTRY = Registry()
+_TOPICS = Path(__file__).parents[2]
 
 
 class Undecided(Exception):
@@ -69,19 +69,22 @@ def verifies(id: str, *, case: type[Case]) -> Callable[[Body], Callable[..., Non
     return tie
 
 
+def every_test() -> list[Any]:
+    """All functions that pytest would take for tests, of all topics."""
+    modules = [importlib.import_module(f"conformance.{path.stem}") for path in sorted(_TOPICS.glob("test_*.py"))]
+    return [test for module in modules for name, test in vars(module).items() if name.startswith("test_")]
+
+
+def every_check() -> dict[str, BoundCheck]:
+    """All checks of this checkout by id."""
+    return {test.check.id: test.check for test in every_test() if hasattr(test, "check")}
+
+
 def check_of(reference: str) -> BoundCheck:
     """The check that a test carries, by "module:name"."""
     module, _, name = reference.partition(":")
     check: BoundCheck = getattr(importlib.import_module(module), name).check
     return check
-
-
-def every_check() -> dict[str, BoundCheck]:
-    """All checks of this checkout, by id."""
-    for path in sorted(Path(conformance.__file__).parent.glob("test_*.py")):
-        importlib.import_module(f"conformance.{path.stem}")
-    places = {id: tie.test.rpartition(".") for tie in REGISTRY for id in tie.ids}
-    return {id: check_of(f"{module}:{name}") for id, (module, _, name) in places.items()}
 
 
 def run_case(setup: Setup, reference: str, fields: dict[str, Any]) -> Measurement:

@@ -10,39 +10,45 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import hypothesis
-from hypothesis.database import DirectoryBasedExampleDatabase
-
 from conformance.harness.bench import FLOAT_TYPES, Acquaintance, Case, Floor, Setup, meet
 from conformance.harness.contract.known import Known, load_known_failures
 from conformance.harness.contract.load import Contract, load_specs
-from conformance.harness.contract.schema import Accept, Invariant, Profile
-from conformance.harness.engine import DecodeError, ModelError, StateError
+from conformance.harness.contract.schema import Accept, Ceiling, Invariant, Profile
+from conformance.harness.engine import BuildError, DecodeError, ModelError, StateError
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.measure.deviation import Deviation
-from conformance.harness.report.results import Check, Verdict
+from conformance.harness.report.results import VERDICTS, Check, MeasuredCase, Verdict
 from conformance.harness.state import BlobError
 from fixtures import models
 from fixtures.trained import TRAINED
 
 from .budget import texts
 from .check import BoundCheck, NotDecidable, Undecided, check_of, run_case
+from .drawing import search
 
 SPECS = Path(__file__).parents[3] / "specs"
 _NOISE_FACTOR = 10
+_NOISE_RULES = ("bitwise", "within_floor", "beyond_floor")
 _PATIENCE = (
     40  # how many times the prefill time of its tokens a case may take beyond its timeout: a busy machine is no hang
 )
 
 
-def contract() -> Contract:
-    """What must hold: the specs of this checkout."""
-    return load_specs(SPECS, (*models.names(), *TRAINED))
+def contract(*, strict_timing: bool = False) -> Contract:
+    """What must hold: the specs of this checkout. With `strict_timing` what is measured alone is required too."""
+    loaded = load_specs(SPECS, (*models.names(), *TRAINED))
+    if not strict_timing:
+        return loaded
+    strict = {
+        id: invariant.model_copy(update={"required": True}) if invariant.alone else invariant
+        for id, invariant in loaded.invariants.items()
+    }
+    return replace(loaded, invariants=strict)
 
 
 @lru_cache(maxsize=1)
@@ -53,7 +59,7 @@ def known_failures() -> tuple[Known, ...]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case ended; `deviation` is None where nothing could be measured, `limit` the largest that passes."""
+    """How one case ended; `deviation` is None where nothing could be measured, `limit` the last one that passes."""
 
     verdict: Verdict
     reason: str | None = None
@@ -71,13 +77,13 @@ class Refuted(Exception):
         self.case, self.outcome = case, outcome
 
 
+class _ShrinkingEnds(BaseException):
+    """The time for shrinking is over; hypothesis lets it through, so that it draws no more cases for nothing."""
+
+
 def floors_of(invariant: Invariant) -> tuple[Floor, ...]:
     """The kinds of noise that an invariant's rules are held against: none for counts, that of repeats for bits."""
-    rules = [
-        rule
-        for rule in (invariant.accept, invariant.accept_reordered)
-        if rule and rule.rule in ("bitwise", "within_floor")
-    ]
+    rules = [rule for rule in (invariant.accept, invariant.accept_reordered) if rule and rule.rule in _NOISE_RULES]
     return tuple(dict.fromkeys(rule.floor or "repeat" for rule in rules))
 
 
@@ -86,7 +92,7 @@ def measured_floor(accept: Accept, acquaintance: Acquaintance, case: Case | None
 
     Noise depends on flash attention: a case that names it is held against that noise, any other against the larger.
     """
-    if accept.rule in ("exact", "at_most"):
+    if accept.rule not in _NOISE_RULES:
         return 0.0
     flash = getattr(case, "flash_attn", None)
     noises = [
@@ -97,17 +103,33 @@ def measured_floor(accept: Accept, acquaintance: Acquaintance, case: Case | None
     return max(noise.state if accept.quantity == "state" else noise.logits for noise in noises)
 
 
-def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviation: Deviation) -> Outcome:
+def judge(
+    invariant: Invariant, acquaintance: Acquaintance, ceiling: Ceiling, case: Case, deviation: Deviation
+) -> Outcome:
     """What a measured deviation means.
 
     Where bits must agree and the build does not even repeat itself, a deviation within that noise is UNKNOWN: it shows
-    neither a fault nor its absence.
+    neither a fault nor its absence. So is one that passes only because the noise is above its ceiling.
     """
     accept = (deviation.reordered and invariant.accept_reordered) or invariant.accept
     floor = measured_floor(accept, acquaintance, case)
     limit = accept.limit(floor)
-    if accept.holds(deviation.value, floor):
+    estimate = deviation.estimate
+    if invariant.alone and estimate is None:
+        return Outcome("UNKNOWN", "a time without an interval tells nothing", deviation, floor, limit)
+    holds = estimate.lies_within(*accept.bounds(floor)) if estimate else accept.holds(deviation.value, floor)
+    most = ceiling.of(accept.quantity)
+    if holds and accept.rule == "within_floor" and deviation.value > accept.limit(most):
+        reason = f"too noisy to tell: runs that should agree lie {floor:.3g} apart, the most to build a limit on is {most:.3g}"
+        return Outcome("UNKNOWN", reason, deviation, floor, limit)
+    if holds:
         return Outcome("PASS", None, deviation, floor, limit)
+    if estimate and holds is None:
+        reason = (
+            f"too noisy to tell: {deviation.value:.3g}, but {estimate.low:.3g} to {estimate.high:.3g} is possible, "
+            f"and the limit is {limit:.3g}"
+        )
+        return Outcome("UNKNOWN", reason, deviation, floor, limit)
     if not math.isfinite(floor):
         return Outcome("UNKNOWN", "the noise of this model under this build is not finite", deviation, floor, limit)
     place = f"{deviation.where}: " if deviation.where else ""
@@ -115,13 +137,16 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     if accept.rule == "bitwise" and 0 < deviation.value <= _NOISE_FACTOR * floor:
         reason = f"the build does not repeat itself bit for bit, so this cannot be told ({what})"
         return Outcome("UNKNOWN", reason, deviation, floor, limit)
-    return Outcome("FAIL", what or "not a finite number", deviation, floor, limit)
+    why = what or ("not a finite number" if deviation.value else "nothing deviates, where something must")
+    return Outcome("FAIL", why, deviation, floor, limit)
 
 
-def _judged(measured: Callable[[], Deviation], invariant: Invariant, acquaintance: Acquaintance, case: Case) -> Outcome:
+def _judged(
+    measured: Callable[[], Deviation], invariant: Invariant, acquaintance: Acquaintance, ceiling: Ceiling, case: Case
+) -> Outcome:
     """The outcome of measuring a case, whatever the measurement raises."""
     try:
-        return judge(invariant, acquaintance, case, measured())
+        return judge(invariant, acquaintance, ceiling, case, measured())
     except ChildDeath as death:
         return Outcome(death.verdict, f"the build {death}", stderr=death.stderr)
     except (DecodeError, StateError) as error:
@@ -132,16 +157,16 @@ def _judged(measured: Callable[[], Deviation], invariant: Invariant, acquaintanc
         return Outcome("SKIPPED", str(error))
     except NotDecidable as error:
         return Outcome("SKIPPED", str(error))
-    except (Undecided, BlobError) as error:
+    except (Undecided, BlobError, BuildError) as error:
         return Outcome("UNKNOWN", str(error))
     except Exception:
         return Outcome("UNKNOWN", f"the suite itself failed:\n{traceback.format_exc()}")
 
 
-def _closeness(outcome: Outcome) -> tuple[float, float]:
-    """Orders outcomes that passed by how close they came to failing."""
-    assert outcome.deviation is not None
-    return outcome.deviation.value / outcome.limit if outcome.limit else 0.0, outcome.limit
+def _badness(outcome: Outcome) -> tuple[int, float]:
+    """Orders outcomes that did not pass: by verdict, then by how far they deviate."""
+    value = outcome.deviation.value if outcome.deviation else 0.0
+    return VERDICTS.index(outcome.verdict), math.inf if math.isnan(value) else value
 
 
 @dataclass
@@ -150,7 +175,8 @@ class Examination:
 
     Attributes:
         acquaintance: the model's measured floors.
-        recorded: cases to run instead of drawing; None draws.
+        ceiling: the most noise that a limit may be built on.
+        recorded: cases to run instead of drawing, all of them whatever they show; None draws.
         database: folder where hypothesis keeps examples that failed; None keeps none.
         deadline: when the whole run's budget ends, in seconds since the epoch.
         note_case: is told every case before it runs, so that a record survives whatever happens.
@@ -164,6 +190,7 @@ class Examination:
     examples: int
     seed: int
     acquaintance: Acquaintance
+    ceiling: Ceiling
     child: Child
     recorded: Sequence[dict[str, Any]] | None = None
     database: Path | None = None
@@ -176,6 +203,7 @@ class Examination:
     _in_library: float = 0.0
     _shrink_until: float = math.inf
     _verdict: Verdict | None = None
+    _smallest: Refuted | None = None
     _draw_until: float = math.inf
 
     def take(self, check: BoundCheck) -> Check:
@@ -205,53 +233,72 @@ class Examination:
         return self.profile.check_timeout_seconds + _PATIENCE * tokens / self.acquaintance.prefill_tokens_per_second
 
     def _search(self, check: BoundCheck) -> tuple[Case | None, Outcome]:
+        if self.recorded is not None:
+            return self._replayed(check, self.recorded)
         try:
-            if self.recorded is not None:
-                for fields in self.recorded:
-                    self._attempt(check, check.case(**fields))
-            else:
-                self._drawn(check)
+            search(
+                check.case.strategy(self.invariant),
+                lambda case: self._attempt(check, case),
+                examples=self.examples,
+                seed=self.seed,
+                database=self.database,
+            )
         except Refuted as refuted:
             return refuted.case, refuted.outcome
-        return None, max(self._passed, key=_closeness, default=Outcome("PASS"))
+        except _ShrinkingEnds:
+            assert self._smallest is not None
+            return self._smallest.case, self._smallest.outcome
+        return None, self._closest
 
-    def _drawn(self, check: BoundCheck) -> None:
-        @hypothesis.settings(
-            max_examples=self.examples,
-            deadline=None,
-            database=DirectoryBasedExampleDatabase(self.database) if self.database else None,
-            suppress_health_check=list(hypothesis.HealthCheck),
-            report_multiple_bugs=False,
-            print_blob=False,
-            phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain],
-        )
-        @hypothesis.given(check.case.strategy(self.invariant))
-        def every_case_holds(case: Case) -> None:
-            self._attempt(check, case)
+    @property
+    def _closest(self) -> Outcome:
+        return max(self._passed, key=self._closeness, default=Outcome("PASS"))
 
-        # hypothesis.seed() would drop the database
-        setattr(every_case_holds, "_hypothesis_internal_use_seed", self.seed)  # noqa: B010
-        every_case_holds()
+    def _closeness(self, outcome: Outcome) -> tuple[float, float]:
+        """Orders outcomes that passed by how close they came to failing."""
+        assert outcome.deviation is not None
+        share = outcome.deviation.value / outcome.limit if outcome.limit else 0.0
+        return -share if self.invariant.accept.wants_more else share, outcome.limit
+
+    def _replayed(self, check: BoundCheck, recorded: Sequence[dict[str, Any]]) -> tuple[Case | None, Outcome]:
+        """Run every recorded case; the worst outcome counts. A death of the build leaves out the rest."""
+        for case in dict.fromkeys(check.case(**fields) for fields in recorded):
+            if time.perf_counter() > self._draw_until:
+                self._left_out += 1
+            elif self._noted(check, case).verdict in ("CRASH", "TIMEOUT"):
+                break
+        failed = {case: each for case, each in self._outcomes.items() if each.verdict not in ("PASS", "SKIPPED")}
+        if not failed:
+            return None, self._closest
+        case = max(failed, key=lambda each: _badness(failed[each]))
+        return case, failed[case]
 
     def _attempt(self, check: BoundCheck, case: Case) -> None:
-        """Measure a case, once; after the time for drawing or for shrinking is over, let new cases pass unseen."""
+        """Measure a case, once; after the time for drawing is over let new cases pass unseen, after that for shrinking end."""
         if case not in self._outcomes:
             now = time.perf_counter()
-            if now > min(self._shrink_until, self._draw_until):
+            if now > self._shrink_until:
+                raise _ShrinkingEnds
+            if now > self._draw_until:
                 self._left_out += self._shrink_until == math.inf
                 return
-            self.note_case(case)
-            outcome = self._outcomes[case] = self._run(check, case)
-            if outcome.verdict == "PASS":
-                self._passed.append(outcome)
-            elif outcome.verdict == "SKIPPED":
-                self._refused.append(outcome.reason or "")
-            elif self._shrink_until == math.inf:
+            outcome = self._noted(check, case)
+            if outcome.verdict not in ("PASS", "SKIPPED") and self._shrink_until == math.inf:
                 self._shrink_until = now + self.profile.shrink_seconds
                 self._verdict = outcome.verdict
         outcome = self._outcomes[case]
         if outcome.verdict == self._verdict:  # shrinking never turns a crash into a failure, nor that into a doubt
-            raise Refuted(case, outcome)
+            self._smallest = Refuted(case, outcome)
+            raise self._smallest
+
+    def _noted(self, check: BoundCheck, case: Case) -> Outcome:
+        self.note_case(case)
+        outcome = self._outcomes[case] = self._run(check, case)
+        if outcome.verdict == "PASS":
+            self._passed.append(outcome)
+        elif outcome.verdict == "SKIPPED":
+            self._refused.append(outcome.reason or "")
+        return outcome
 
     def _run(self, check: BoundCheck, case: Case) -> Outcome:
         patience = _PATIENCE * case.n_tokens / self.acquaintance.prefill_tokens_per_second
@@ -263,7 +310,7 @@ class Examination:
             deviation: Deviation = measurement.deviation
             return deviation
 
-        return _judged(measured, self.invariant, self.acquaintance, case)
+        return _judged(measured, self.invariant, self.acquaintance, self.ceiling, case)
 
     def _report(self, check: BoundCheck, case: Case | None, outcome: Outcome, seconds: float) -> Check:
         deviation = outcome.deviation
@@ -274,10 +321,26 @@ class Examination:
             detail["left_out"] = f"{self._left_out} of {self.examples} cases, when the budget ended"
         if deviation and deviation.layers:
             detail["layers"] = list(deviation.layers)
+        if self.recorded is not None:
+            detail["cases"] = [
+                MeasuredCase(
+                    case=each.model_dump(),
+                    verdict=shown.verdict,
+                    reason=shown.reason,
+                    deviation=shown.deviation.value if shown.deviation else None,
+                    floor=shown.floor,
+                    limit=shown.limit,
+                    remark=shown.deviation.remark if shown.deviation else None,
+                    replay=None if shown.verdict == "PASS" else replay_command(self.setup, check.reference, each),
+                ).model_dump()
+                for each, shown in self._outcomes.items()
+            ]
         if outcome.stderr:
             detail["stderr"] = outcome.stderr
         if deviation:
             detail |= {"where": deviation.where, "expected": deviation.expected, "seen": deviation.seen}
+        if deviation and deviation.estimate:
+            detail["interval"] = [deviation.estimate.low, deviation.estimate.high]
         planned = Check.planned(self.invariant.id, self.model, self.invariant.title, self.invariant.required)
         return planned.settled(
             outcome.verdict,
@@ -286,6 +349,7 @@ class Examination:
             deviation=deviation.value if deviation else None,
             floor=outcome.floor,
             limit=outcome.limit,
+            wants_more=self.invariant.accept.wants_more,
             seconds=seconds,
             seconds_in_library=self._in_library,
             examples=sum(each.verdict != "SKIPPED" for each in self._outcomes.values()),
@@ -297,14 +361,26 @@ class Examination:
 
 def replay_command(setup: Setup, reference: str, case: Case) -> str:
     """A shell line that runs one case again in a fresh process, without pytest."""
-    arguments = [json.dumps(reference), f"dict({_keywords(case.model_dump())})", _keywords(asdict(setup))]
+    named = {name: value for name, value in asdict(setup).items() if value is not None}
+    arguments = [json.dumps(reference), f"dict({_keywords(case.model_dump())})", _keywords(named)]
     code = f"from conformance.harness.exam import replay; replay({', '.join(arguments)})"
     return f"python -c {shlex.quote(code)}"
 
 
 def _keywords(values: dict[str, Any]) -> str:
     """Python keyword arguments; strings in double quotes, so that the whole fits into a shell's single ones."""
-    return ", ".join(f"{k}={json.dumps(v) if isinstance(v, str) else repr(v)}" for k, v in values.items())
+    return ", ".join(f"{name}={_literal(value)}" for name, value in values.items())
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        escaped = value.encode("unicode_escape").decode().replace('"', r"\"")
+        return f'"{escaped}"'
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(item)}' for key, item in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_literal, value))}]"
+    return repr(value)
 
 
 def replay(
@@ -315,17 +391,23 @@ def replay(
     model: str,
     fault: str | None = None,
     n_threads: int = 1,
+    other: str | None = None,
 ) -> None:
     """Run one case in this very process, print what was expected and what was seen, and exit 1 unless it passes.
 
     Nothing is caught on the way: where the build crashes, this process does, with the build's own message.
     """
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    setup = Setup(build, model, fault, n_threads)
+    setup = Setup(build, model, fault, n_threads, other)
     check = check_of(reference)
-    invariant, drawn = contract()[check.id], check.case(**case)
+    specs = contract()
+    invariant, drawn = specs[check.id], check.case(**case)
     acquaintance = meet(setup, floors_of(invariant))
-    outcome = _judged(lambda: run_case(setup, reference, case).deviation, invariant, acquaintance, drawn)
+    if other is not None:
+        with Child() as child:
+            acquaintance = acquaintance.beside(child.call(meet, Setup(other, model), floors_of(invariant)))
+    ceiling = specs.ceilings[acquaintance.weights]
+    outcome = _judged(lambda: run_case(setup, reference, case).deviation, invariant, acquaintance, ceiling, drawn)
     print(f"{outcome.verdict} {check.id} on {model}: {invariant.title}")
     print(f"case: {json.dumps(case)}")
     if outcome.reason:

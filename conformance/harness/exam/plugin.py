@@ -5,14 +5,12 @@ With pytest-xdist the controller prepares the session once and hands it to the w
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pickle
 import re
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +21,7 @@ import pytest
 from rich.console import Console
 
 from conformance.harness.bench import Case
+from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.known import Known
 from conformance.harness.contract.load import Contract, SpecError
 from conformance.harness.contract.schema import Kind
@@ -36,14 +35,14 @@ from conformance.harness.report.results import Check, Results, Verdict
 from conformance.harness.report.store import ReportError, ResultsWriter
 from conformance.harness.report.terminal import print_results
 
-from .check import REGISTRY, BoundCheck
+from .check import REGISTRY, BoundCheck, every_check, every_test
 from .examination import Examination, contract, known_failures
 from .progress import Progress
-from .session import GIB, Options, Session, UsageError, child_for, file_digest, prepare
+from .session import GIB, Options, Session, Shard, UsageError, child_for, file_digest, prepare
 
 CASES_NAME = "cases.jsonl"
 _THREADS_PER_CORE = 4
-_PROPERTY = "conformance"
+_PROPERTY, _POSTPONED = "conformance", "conformance, postponed"
 _CONTRACT = pytest.StashKey[Contract]()
 _SESSION = pytest.StashKey[Session]()
 
@@ -51,13 +50,21 @@ _SESSION = pytest.StashKey[Session]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The suite's options."""
     group = parser.getgroup("conformance", "llama.cpp conformance")
-    group.addoption("--build", default="bundled", metavar="BUILD", help="'bundled' (default), or the folder of a build")
+    group.addoption("--build", default="bundled", metavar="BUILD", help=f"default: bundled; {BUILD_HELP}")
     group.addoption(
         "--model",
         action="append",
         default=[],
         metavar="GGUF",
         help="examine this GGUF, or the fixture model of this name, instead of all fixture models; may be repeated",
+    )
+    group.addoption(
+        "--arch",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="examine a tiny model of this architecture, made on the spot, instead of all fixture models; 'all' for every "
+        "recurrent, hybrid and sliding-window architecture of the build; may be repeated",
     )
     group.addoption(
         "--profile", default=None, metavar="NAME", help="how long to look: smoke, standard (default) or deep"
@@ -79,6 +86,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cases", default=None, metavar="FILE", help="run the cases recorded in this cases.jsonl instead of drawing"
     )
     group.addoption(
+        "--strict-timing",
+        action="store_true",
+        help="let checks that measure time decide the verdict; without it they are shown and only inform",
+    )
+    group.addoption(
+        "--shard", metavar="I/N", help="run the I-th of N parts of the checks; join them with tools.report merge"
+    )
+    group.addoption(
         "--inject-fault", default=None, metavar="NAME", help=f"run on an engine that lies: {', '.join(FAULTS)}"
     )
 
@@ -96,13 +111,13 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if hasattr(config, "workerinput"):
         config.stash[_SESSION] = pickle.loads(config.workerinput[_PROPERTY])
-        config.stash[_CONTRACT] = contract()
+        config.stash[_CONTRACT] = contract(strict_timing=config.option.strict_timing)
         return
     if config.option.tbstyle == "auto":
         config.option.tbstyle = "no"  # the report below says it better
         config.option.reportchars = ""
     try:
-        config.stash[_CONTRACT] = contract()
+        config.stash[_CONTRACT] = contract(strict_timing=config.option.strict_timing)
         _refuse_loose_ends(config.stash[_CONTRACT])
         known = known_failures()
         waivers = (
@@ -145,10 +160,17 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
         (report / CASES_NAME).touch()
     except OSError as error:
         raise UsageError(f"--report {report}: {error.strerror}; name a folder that can be written") from None
+    shard = None
+    if config.option.shard is not None:
+        try:
+            shard = Shard.named(config.option.shard)
+        except ValueError as error:
+            raise UsageError(f"--shard {config.option.shard}: {error}") from None
     build = config.option.build
     return Options(
         build=str(Path(build).expanduser().resolve()) if Path(build).expanduser().exists() else build,
         models=tuple(config.option.model),
+        architectures=tuple(config.option.arch),
         profile=profile,
         report=report,
         seed=config.option.seed,
@@ -157,6 +179,7 @@ def _options(config: pytest.Config, specs: Contract) -> Options:
         cases=cases,
         budget_minutes=config.option.budget,
         n_workers=n_workers,
+        shard=shard,
     )
 
 
@@ -168,7 +191,7 @@ def _recorded(path: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"--cases {path}: {error.strerror}; {advice}") from None
-    checks = _checks()
+    checks = every_check()
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
@@ -209,22 +232,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("exam", models, indirect=True, ids=[_bracket(check.id, model) for model in models])
 
 
-def _tests() -> list[Any]:
-    """All functions that pytest would take for tests, of all topics."""
-    modules = [
-        importlib.import_module(f"conformance.{path.stem}")
-        for path in sorted(Path(__file__).parents[2].glob("test_*.py"))
-    ]
-    return [test for module in modules for name, test in vars(module).items() if name.startswith("test_")]
-
-
-def _checks() -> dict[str, BoundCheck]:
-    return {test.check.id: test.check for test in _tests() if hasattr(test, "check")}
-
-
 def _refuse_loose_ends(specs: Contract) -> None:
     """Raise SpecError while specs and tests do not match, whichever of them this run selects."""
-    tests = _tests()
+    tests = every_test()
     problems = untied(specs, REGISTRY, tests)
     for test in tests:
         if hasattr(test, "check") and test.check.id in specs.invariants:
@@ -274,45 +284,58 @@ def _duration(seconds: float) -> str:
     )
 
 
+def _examined(config: pytest.Config, child: Child, check: BoundCheck, model: str) -> Check:
+    """Run one check on one model."""
+    session, specs = config.stash[_SESSION], config.stash[_CONTRACT]
+    options = session.options
+    look, sizing = session.look(model), session.sizings[check.id, model]
+    assert look.acquaintance is not None
+    assert sizing is not None
+    recording = options.report / CASES_NAME
+    profile = specs.profiles[options.profile]
+    if (check.id, model) in session.expected_failures:
+        profile = profile.model_copy(update={"shrink_seconds": 0.0})
+
+    def note_case(case: Case) -> None:
+        line = json.dumps({"id": check.id, "model": model, "case": case.model_dump()})
+        try:
+            with recording.open("a") as stream:
+                stream.write(line + "\n")
+        except OSError:
+            pass  # the controller meets the same disk and says so
+
+    return Examination(
+        setup=session.setup(model),
+        model=model,
+        invariant=sizing.invariant,
+        profile=profile,
+        examples=sizing.examples,
+        seed=options.seed,
+        acquaintance=look.acquaintance,
+        ceiling=specs.ceilings[look.acquaintance.weights],
+        child=child,
+        recorded=None if options.cases is None else options.cases.get((check.id, model), []),
+        database=None if options.fault else config.rootpath / ".hypothesis" / "conformance" / check.id / model,
+        deadline=options.deadline,
+        note_case=note_case,
+    ).take(check)
+
+
 class _Exam:
     def __init__(self, request: pytest.FixtureRequest, child: Child) -> None:
         self._request, self._child = request, child
 
-    def take(self, check: Any) -> None:
-        """Run the check, hand its result to the controller, fail the item unless it passed."""
-        config = self._request.config
-        session, specs = config.stash[_SESSION], config.stash[_CONTRACT]
-        options, model = session.options, self._request.param
-        look, sizing = session.look(model), session.sizings[check.id, model]
-        assert look.acquaintance is not None
-        assert sizing is not None
-        recording = options.report / CASES_NAME
-        profile = specs.profiles[options.profile]
-        if (check.id, model) in session.expected_failures:
-            profile = profile.model_copy(update={"shrink_seconds": 0.0})
+    def take(self, check: BoundCheck) -> None:
+        """Run the check, hand its result to the controller, fail the item unless it passed.
 
-        def note_case(case: Case) -> None:
-            line = json.dumps({"id": check.id, "model": model, "case": case.model_dump()})
-            try:
-                with recording.open("a") as stream:
-                    stream.write(line + "\n")
-            except OSError:
-                pass  # the controller meets the same disk and says so
-
-        result = Examination(
-            setup=session.setup(model),
-            model=model,
-            invariant=sizing.invariant,
-            profile=profile,
-            examples=sizing.examples,
-            seed=options.seed,
-            acquaintance=look.acquaintance,
-            child=self._child,
-            recorded=None if options.cases is None else options.cases.get((check.id, model), []),
-            database=None if options.fault else config.rootpath / ".hypothesis" / "conformance" / check.id / model,
-            deadline=options.deadline,
-            note_case=note_case,
-        ).take(check)
+        Other workers may be at work beside this one: what must be measured alone is then left to the controller.
+        """
+        config, model = self._request.config, self._request.param
+        session = config.stash[_SESSION]
+        if hasattr(config, "workerinput") and config.stash[_CONTRACT][check.id].alone:
+            self._request.node.user_properties.append((_POSTPONED, json.dumps([check.id, model])))
+            return
+        result = _examined(config, self._child, check, model)
         self._request.node.user_properties.append((_PROPERTY, result.model_dump_json()))
         if result.verdict != "PASS":
             expected = (check.id, model) in session.expected_failures and result.verdict != "UNKNOWN"
@@ -336,6 +359,7 @@ class _Controller:
         }
         self._begin = time.perf_counter()
         self._notes: list[str] = []
+        self._postponed: list[tuple[str, str]] = []
         self._results: Results | None = None
         self._checks: list[Check] = []
         self._progress = Progress(session.options.report / CASES_NAME, session.sizings, self._say)
@@ -355,7 +379,9 @@ class _Controller:
                 "profile": options.profile,
                 "seed": options.seed,
                 "threads": options.n_threads,
+                "strict_timing": config.option.strict_timing,
                 "fault": options.fault,
+                **({"shard": str(options.shard)} if options.shard else {}),
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "models": {
                     look.subject.name: {
@@ -363,15 +389,7 @@ class _Controller:
                         "digest": file_digest(look.subject.path),
                         "kinds": sorted(look.subject.kinds or ()),
                         "capabilities": sorted(look.subject.capabilities),
-                        "measured": None
-                        if look.acquaintance is None
-                        else {
-                            "floors": {
-                                f"{floor}, flash attention {flash}": asdict(noise)
-                                for (floor, flash), noise in look.acquaintance.floors.items()
-                            },
-                            "prefill_tokens_per_second": round(look.acquaintance.prefill_tokens_per_second),
-                        },
+                        "measured": None if look.acquaintance is None else look.acquaintance.as_record(),
                     }
                     for look in session.looks
                 },
@@ -400,6 +418,14 @@ class _Controller:
             line += f" (for example {id} on {model}: {note})"
         return [line]
 
+    def _sweep_notes(self) -> list[str]:
+        """Which architectures were not swept, in one line."""
+        unmade = self._session.unmade
+        if not unmade:
+            return []
+        reasons = "; ".join(f"{arch} ({reason})" for arch, reason in unmade.items())
+        return [f"{len(unmade)} architectures were not swept, since no model of them could be made: {reasons}"]
+
     def pytest_report_header(self) -> list[str]:
         identity, options = self._session.identity, self._session.options
         return [
@@ -411,19 +437,36 @@ class _Controller:
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """No dots: each check gets a line of its own."""
-        if report.when == "call" and any(name == _PROPERTY for name, _ in report.user_properties):
+        names = [name for name, _ in report.user_properties] if report.when == "call" else []
+        if _POSTPONED in names:
+            return "", "", ""
+        if _PROPERTY in names:
             return "xfailed" if hasattr(report, "wasxfail") else report.outcome, "", ""
         return None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Store a check's result; where a worker died or the suite failed, say so on that check's line."""
         found = [value for name, value in report.user_properties if name == _PROPERTY]
+        if report.when == "call":
+            for name, value in report.user_properties:
+                if name == _POSTPONED:
+                    id, model = json.loads(str(value))
+                    self._postponed.append((id, model))
         if report.when == "call" and found:
             self._record(Check.model_validate_json(str(found[0])))
         elif report.failed and (planned := self._planned.get(_in_brackets(report.nodeid))):
             verdict: Verdict = "UNKNOWN" if report.when in ("setup", "call", "teardown") else "CRASH"  # a dead worker's
             reason = f"the suite's own process failed: {report.longreprtext.strip()[-2000:]}"
             self._record(planned.settled(verdict, reason=reason))
+
+    def _take_postponed(self) -> None:
+        """Measure one by one what must run alone; the workers have ended."""
+        if not self._postponed:
+            return
+        checks = every_check()
+        with child_for([look.subject.path for look in self._session.looks]) as child:
+            for id, model in sorted(self._postponed, key=self._session.pairs().index):
+                self._record(_examined(self._config, child, checks[id], model))
 
     def _record(self, check: Check) -> None:
         check = self._excused(check)
@@ -450,20 +493,28 @@ class _Controller:
         if entry is None:
             return check
         if check.verdict == "PASS":
-            self._notes.append(entry.cured(check.model))
+            if not self._session.look(check.model).subject.is_made:  # what a kind shows, not every architecture must
+                self._notes.append(entry.cured(check.model))
         elif entry.explains(check.verdict):
             return check.excuse(f"{entry.reason}: {entry.entry.note}", entry.where, entry.entry.upstream)
         return check
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Finish the report and let its verdict be the exit code."""
-        self._progress.stop()
+        """Take what was postponed, finish the report and let its verdict be the exit code."""
         judged = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-        if session.exitstatus not in judged and not session.shouldfail:
+        interrupted = session.exitstatus not in judged and not session.shouldfail
+        if not interrupted and not session.shouldfail:
+            try:
+                self._take_postponed()
+            except KeyboardInterrupt:
+                interrupted = True
+        self._progress.stop()
+        if interrupted:
             self._writer.problems.append("the run was interrupted; run it again")
         self._notes += waiver_notes(self._waivers, self._checks, self._kinds, self._today)
         self._notes += self._budget_notes()
+        self._notes += self._sweep_notes()
         try:
             write_report(self._writer.results(self._notes), self._session.options.report)
         except ReportError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,16 +14,17 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from conformance.harness.bench import Acquaintance, Floor, Setup, identify, meet, try_on_device
+from conformance.harness import builds
+from conformance.harness.bench import Acquaintance, Floor, Setup, meet, try_on_device
 from conformance.harness.contract.census import GGUFError, census_of_gguf
 from conformance.harness.contract.known import BuildName, Known, match
 from conformance.harness.contract.load import Contract
 from conformance.harness.contract.needs import Subject, applies, kinds_of, undecided
-from conformance.harness.engine import BuildError, ModelError
+from conformance.harness.engine import BuildError, DecodeError, EngineError, ModelError, StateError
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.faults import FAULTS
 from conformance.harness.report.results import Check, NotApplicable, Verdict
-from fixtures import models
+from fixtures import auto, models
 from fixtures.trained import TRAINED, fixture_path
 
 from .budget import Sizing, fit
@@ -31,10 +33,34 @@ from .examination import floors_of
 GIB = 1 << 30
 _FIRST_LOOK_SECONDS = 120.0
 _LOOKERS = 2
+_EVERY = "all"
 
 
 class UsageError(Exception):
     """Something the user can put right; one line: what, where, what to do."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of `of` parts of a run, counted from 1. Which check is in which depends on its id and its model alone."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def named(cls, text: str) -> Shard:
+        """The shard that reads "1/3". ValueError where the text is none."""
+        number, _, of = text.partition("/")
+        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+            raise ValueError("give it as I/N, with I from 1 to N")
+        return cls(int(number), int(of))
+
+    def holds(self, id: str, model: str) -> bool:
+        """Whether a check on a model belongs to this part."""
+        return zlib.crc32(f"{id} {model}".encode()) % self.of == self.number - 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
 
 
 @dataclass(frozen=True)
@@ -43,8 +69,11 @@ class Options:
 
     Attributes:
         models: paths of GGUFs, or names of fixture models, to examine instead of all fixture models.
+        architectures: to examine a model of, made on the spot, instead of all fixture models; "all" for those whose memory
+            is more than plain attention.
         seed: of all draws.
         cases: recorded cases by (id, model), to run instead of drawing.
+        shard: the part of the checks to run, None for all of them.
 
     """
 
@@ -58,7 +87,13 @@ class Options:
     cases: Mapping[tuple[str, str], Sequence[dict[str, Any]]] | None = None
     budget_minutes: float | None = None
     n_workers: int = 1
+    shard: Shard | None = None
+    architectures: tuple[str, ...] = ()
     started: float = field(default_factory=time.time)
+
+    def takes(self, id: str, model: str) -> bool:
+        """Whether this run is to make a check on a model."""
+        return self.shard is None or self.shard.holds(id, model)
 
     @property
     def deadline(self) -> float:
@@ -84,6 +119,7 @@ class Session:
         identity: the build's identity as JSON-able values.
         looks: one per model, in the order of the report.
         absent: trained models that have not been fetched, each with a sentence that says so.
+        unmade: architectures that are not swept, since no model of them could be made, each with the reason.
         expected_failures: pairs of check and model that have an entry among the known failures; their cases need no
             shrinking, since the entry has a small one.
 
@@ -95,6 +131,7 @@ class Session:
     sizings: Mapping[tuple[str, str], Sizing | None]
     expected_failures: frozenset[tuple[str, str]] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
+    unmade: Mapping[str, str] = field(default_factory=dict)
     _by_name: dict[str, FirstLook] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +147,8 @@ class Session:
 
     @property
     def _build_name(self) -> BuildName:
-        return BuildName.of(self.identity["version"], self.identity["digest"])
+        identity = self.identity
+        return BuildName(identity["build_number"], identity["package"], identity["package_version"], identity["digest"])
 
     def expecting(self, entries: Sequence[Known]) -> Session:
         """The same session, told which failures are known."""
@@ -121,18 +159,31 @@ class Session:
         return setup_for(self.options, self.look(model).subject)
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs (id, model) to examine, the slowest models first so that parallel workers end together."""
+        """The pairs (id, model) to examine, the slowest models first so that parallel workers end together.
 
-        def speed(pair: tuple[str, str]) -> float:
+        What is measured alone comes last.
+        """
+
+        def place(pair: tuple[str, str]) -> tuple[bool, float]:
             acquaintance = self.look(pair[1]).acquaintance
-            return acquaintance.prefill_tokens_per_second if acquaintance else 0.0
+            speed = acquaintance.prefill_tokens_per_second if acquaintance else 0.0
+            sizing = self.sizings[pair]
+            return sizing is not None and sizing.invariant.alone, speed
 
-        return sorted((pair for pair, sizing in self.sizings.items() if sizing), key=speed)
+        return sorted((pair for pair, sizing in self.sizings.items() if sizing), key=place)
 
     @property
     def expected_seconds(self) -> float:
-        """Wall time that all searches are expected to take; computed from the measured speeds, on `n_workers`."""
-        return sum(sizing.seconds for sizing in self.sizings.values() if sizing) / self.options.n_workers
+        """Wall time that all searches are expected to take; computed from the measured speeds, on `n_workers`.
+
+        What is measured alone takes one process, whatever the number of workers.
+        """
+        shares = [
+            sizing.seconds / (1 if sizing.invariant.alone else self.options.n_workers)
+            for sizing in self.sizings.values()
+            if sizing
+        ]
+        return sum(shares)
 
     def plan(self, contract: Contract) -> tuple[list[Check], list[NotApplicable]]:
         """Every pair of invariant and model: as a check still to run or already without hope, or as not applicable."""
@@ -142,6 +193,8 @@ class Session:
                 name = look.subject.name
                 if why := applies(invariant, look.subject):
                     others.append(NotApplicable(id=invariant.id, model=name, reason=why))
+                    continue
+                if not self.options.takes(invariant.id, name):
                     continue
                 planned = Check.planned(invariant.id, name, invariant.title, invariant.required)
                 if look.acquaintance is None:
@@ -191,16 +244,18 @@ def prepare(options: Options, contract: Contract) -> Session:
         raise UsageError(f"--inject-fault {options.fault!r}: no such fault; choose from {', '.join(FAULTS)}")
     with child_for([]) as child:
         try:
-            identity: dict[str, Any] = child.call(identify, options.build, timeout=_FIRST_LOOK_SECONDS)
+            builds.resolve(options.build)
+            identity: dict[str, Any] = child.call(builds.identify, options.build, timeout=_FIRST_LOOK_SECONDS)
         except BuildError as error:
             raise UsageError(str(error)) from None
         except ChildDeath as death:
             raise UsageError(
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
-    here = [name for name, model in TRAINED.items() if model.is_here]
-    subjects = [_subject(name) for name in options.models or (*models.names(), *here)]
-    absent = {} if options.models else {name: model.absence for name, model in TRAINED.items() if name not in here}
+    chosen = options.models or (() if options.architectures else fixtures_here(options.profile))
+    made, unmade = architectures(options, contract)
+    subjects = [*(subject_of(name) for name in chosen), *made]
+    absent = {} if options.models or options.architectures else _absent(options.profile)
     if len({subject.name for subject in subjects}) < len(subjects):
         raise UsageError(f"--model: two models share a name ({', '.join(each.name for each in subjects)}); rename one")
     floors = tuple(sorted({floor for invariant in contract for floor in floors_of(invariant)}))
@@ -218,23 +273,84 @@ def prepare(options: Options, contract: Contract) -> Session:
                 children.put(child)
 
         looks = tuple(pool.map(look, subjects))
-    return Session(options, identity, looks, _sized(options, contract, looks), absent=absent)
+    return Session(options, identity, looks, _sized(options, contract, looks), absent=absent, unmade=unmade)
+
+
+def architectures(options: Options, contract: Contract) -> tuple[list[Subject], dict[str, str]]:
+    """The models made for their architecture, and why others cannot be.
+
+    Raises:
+        UsageError: no model of an architecture that was asked for by name can be made.
+
+    """
+    names = options.architectures
+    if not names and not options.models and contract.profiles[options.profile].architectures:
+        names = (_EVERY,)
+    try:
+        if _EVERY in names:
+            there, unmade = auto.swept(options.build)
+        else:
+            there, unmade = [auto.auto_model(name, options.build) for name in names], []
+    except (EngineError, OSError) as error:
+        raise UsageError(f"--arch: {error}") from None
+    for model in there:
+        if model.path is None:
+            raise UsageError(f"--arch {model.arch}: {model.reason}; `python -m tools.models architectures` lists them")
+    subjects = [
+        Subject(model.arch, model.path.resolve(), frozenset(model.kinds), is_fixture=False, is_made=True)
+        for model in there
+        if model.path is not None
+    ]
+    return subjects, {model.arch: model.reason for model in unmade}
+
+
+def _absent(profile: str) -> dict[str, str]:
+    """Why trained models are not examined, by name."""
+    return {
+        name: model.absence if not model.is_here else f"{name} is examined in the profile deep, or with --model {name}"
+        for name, model in TRAINED.items()
+        if not model.is_here or (model.on_request and profile != "deep")
+    }
 
 
 def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> dict[tuple[str, str], Sizing | None]:
-    pairs = [
-        (invariant, look.acquaintance, look.subject.name)
-        for invariant in contract
-        for look in looks
-        if look.acquaintance and not applies(invariant, look.subject) and not undecided(invariant, look.subject)
-    ]
-    seconds = max(options.deadline - time.time(), 0) * options.n_workers
-    sizings = fit([(each, known, each.examples[options.profile]) for each, known, _ in pairs], seconds)
-    return {(invariant.id, model): sizing for (invariant, _, model), sizing in zip(pairs, sizings, strict=True)}
+    own = options.profile
+    swept = contract.profiles[own].architectures or own
+    sizings: dict[tuple[str, str], Sizing | None] = {}
+    seconds = max(options.deadline - time.time(), 0)
+    for alone, n_workers in ((False, options.n_workers), (True, 1)):  # what only informs gets what is left
+        pairs = [
+            (
+                invariant,
+                look.acquaintance,
+                look.subject.name,
+                invariant.examples[swept if look.subject.is_made else own],
+            )
+            for invariant in contract
+            if invariant.alone == alone
+            for look in looks
+            if look.acquaintance
+            and options.takes(invariant.id, look.subject.name)
+            and not applies(invariant, look.subject)
+            and not undecided(invariant, look.subject)
+        ]
+        fitting = fit([(each, known, examples) for each, known, _, examples in pairs], seconds * n_workers)
+        sizings |= {(each.id, model): sizing for (each, _, model, _), sizing in zip(pairs, fitting, strict=True)}
+        seconds = max(seconds - sum(sizing.seconds for sizing in fitting if sizing) / n_workers, 0)
+    return sizings
 
 
-def _subject(name: str) -> Subject:
-    """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares."""
+def fixtures_here(profile: str) -> tuple[str, ...]:
+    """The models that a profile examines where none is named: those the suite writes, and trained ones that were fetched."""
+    absent = _absent(profile)
+    return (*models.names(), *(name for name in TRAINED if name not in absent))
+
+
+def subject_of(name: str) -> Subject:
+    """The model of a path or of a fixture's name, with the kinds of memory that its metadata declares.
+
+    Raises UsageError where there is none.
+    """
     is_fixture = name in (*models.names(), *TRAINED) and not Path(name).exists()
     try:
         path = fixture_path(name) if is_fixture else Path(name).expanduser()
@@ -255,7 +371,7 @@ def _subject(name: str) -> Subject:
         path=path.resolve(),
         kinds=kinds,
         is_fixture=is_fixture,
-        only_named=is_fixture and name in TRAINED,
+        only_named=is_fixture and (name in TRAINED or models.recipe(name).only_named),
     )
 
 
@@ -266,9 +382,11 @@ def _meet(options: Options, subject: Subject, floors: tuple[Floor, ...], child: 
     except BuildError as error:
         raise UsageError(str(error)) from None
     except ModelError as error:
-        if not subject.is_fixture:
+        if not subject.is_fixture and not subject.is_made:
             raise UsageError(str(error)) from None
         return FirstLook(subject, None, "UNKNOWN", str(error))
+    except (DecodeError, StateError) as error:
+        return FirstLook(subject, None, "FAIL", f"at the first look at the model a call that must work failed: {error}")
     except ChildDeath as death:
         return FirstLook(subject, None, death.verdict, f"at the first look at the model the build {death}")
     if not acquaintance.remembers:

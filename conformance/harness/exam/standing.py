@@ -38,6 +38,7 @@ def standing(setup: Setup, subject: Subject, ids: Collection[str], child: Child)
                 examples=listed[id].examples["standard"] + 3,
                 seed=0,
                 acquaintance=acquaintance,
+                ceiling=listed.ceilings[acquaintance.weights],
                 child=child,
             )
             yield id, examination.take(checks[id]).verdict

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from conformance.harness.arms.reference import AgentReference
+from conformance.harness.arms.replay import ARM_TYPES, ArmParts
 from conformance.harness.engine import Context, HighLevel
 from conformance.harness.precision.reference import Reference
+from conformance.harness.prompts.layouts import evict
 
-from . import lies, precision_lies
+from . import arm_lies, layout_lies, lies, optimum_lies, precision_lies, slow_lies
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,11 @@ class Fault:
         model: the fixture model on which it is shown.
         context: the lying engine, or the true one where the precision reference lies instead.
         reference: the precision reference, with the part that lies.
-        verdict: how the checks must end.
+        verdict: how the checks must end; PASS for a control, which shows that a check can pass where no build at hand
+            lets it run.
         high_level: the lying `llama_cpp.Llama`.
+        agent: the layouts, counts and computed optimum of the agent loop, with the part that lies.
+        arm_parts: the arms of the agent loop, with the part that lies.
 
     """
 
@@ -35,6 +41,8 @@ class Fault:
     verdict: str = "FAIL"
     reference: Reference = field(default_factory=Reference)
     high_level: type[HighLevel] = HighLevel
+    agent: AgentReference = field(default_factory=AgentReference)
+    arm_parts: ArmParts = field(default_factory=ArmParts)
 
 
 FAULTS: dict[str, Fault] = {
@@ -110,7 +118,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "context-file-short": Fault(
         "a file of the whole context brings back its first sequence only",
-        ("RP-06",),
+        ("RP-06", "RP-06/context-of-streams"),
         "rwkv7-mini",
         lies.ContextFileShort,
     ),
@@ -176,6 +184,18 @@ FAULTS: dict[str, Fault] = {
         "qwen3-mini",
         reference=Reference(attend=precision_lies.two_softmaxes),
     ),
+    "tail-dropped": Fault(
+        "attention does not see the rows of the tail",
+        ("PT-01", "PT-02"),
+        "qwen3-mini",
+        reference=Reference(tailed=precision_lies.TailDropped),
+    ),
+    "tail-dropped-by-the-oracle": Fault(
+        "attention does not see the rows of the tail",
+        ("PT-01",),
+        "qwen3-mini",
+        reference=Reference(attend=precision_lies.attention_without_the_tail),
+    ),
     "longer-tails-keep-less": Fault(
         "a tail of N rows keeps 256 - N",
         ("PT-03", "PT-04"),
@@ -190,9 +210,34 @@ FAULTS: dict[str, Fault] = {
     ),
     "tail-reaches-everything": Fault(
         "with a tail every row is read exactly",
-        ("PT-05",),
+        ("PT-05/attention-on-old-rows",),
         "qwen3-mini",
         reference=Reference(attend=precision_lies.attention_over_exact_rows),
+    ),
+    "tail-is-everything": Fault(
+        "with a tail every row stays exact",
+        ("PT-05/far-copy",),
+        "smollm2-135m",
+        reference=Reference(tailed=precision_lies.TailIsEverything),
+    ),
+    "native-by-emulation": Fault(
+        "nothing: a build that offers a tail and KVarN types of its own, and keeps to the reference",
+        ("PT-09/tail", "PT-09/kvarn"),
+        "qwen3-mini",
+        precision_lies.NativeByEmulation,
+        verdict="PASS",
+    ),
+    "native-tail-ignored": Fault(
+        "a build that offers a tail of its own gives the body alone",
+        ("PT-09/tail",),
+        "qwen3-mini",
+        precision_lies.NativeTailIgnored,
+    ),
+    "native-kvarn-is-standard": Fault(
+        "a build that offers KVarN types of its own keeps the standard types of as many bits",
+        ("PT-09/kvarn",),
+        "qwen3-mini",
+        precision_lies.NativeKVarNIsStandard,
     ),
     "tail-without-groups": Fault(
         "a tail over KVarN is not rounded up to groups",
@@ -206,8 +251,26 @@ FAULTS: dict[str, Fault] = {
         "gemma3-mini",
         reference=Reference(tailed=precision_lies.WindowNotPromoted),
     ),
+    "window-not-promoted-when-trained": Fault(
+        "a tail as long as the window still quantizes the oldest row in it",
+        ("SW-01/trained",),
+        "gemma3-270m",
+        reference=Reference(tailed=precision_lies.WindowNotPromoted),
+    ),
+    "tail-of-the-window-keeps-less": Fault(
+        "a tail of N rows keeps 256 - N",
+        ("PT-03/past-the-window",),
+        "gemma3-270m",
+        reference=Reference(tailed=precision_lies.LongerTailsKeepLess),
+    ),
     "sliding-ring-is-whole": Fault(
         "layers with a window keep every row", ("SW-02",), "gemma3-mini", precision_lies.SlidingRingIsWhole
+    ),
+    "kvarn-without-stage": Fault(
+        "KVarN is given no room for the group that is filling",
+        ("AR-04", "KS-05"),
+        "qwen3-mini",
+        reference=Reference(footprint=precision_lies.footprint_without_stage),
     ),
     "tail-memory-without-ubatch": Fault(
         "a tail is given no room for the micro-batch in flight",
@@ -245,11 +308,11 @@ FAULTS: dict[str, Fault] = {
         "smollm2-135m",
         reference=Reference(tailed=precision_lies.NeverRotated),
     ),
-    "one-side-is-coarser": Fault(
-        "a side that is quantized alone is kept in q2_0",
+    "both-sides-quantized": Fault(
+        "both sides are quantized where one of them was to stay exact",
         ("KL-03",),
         "smollm2-135m",
-        reference=Reference(tailed=precision_lies.OneSideIsCoarser),
+        reference=Reference(tailed=precision_lies.BothSidesQuantized),
     ),
     "kvarn-in-two-bits": Fault(
         "every KVarN type has two bits",
@@ -326,7 +389,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "refuses-and-removes": Fault(
         "a removal of a part is refused and takes the whole sequence",
-        ("SM-02",),
+        ("SM-02", "SP-01"),
         "mamba2-mini",
         lies.RefusesAndRemoves,
     ),
@@ -478,6 +541,13 @@ FAULTS: dict[str, Fault] = {
         "qwen35-mini",
         lies.ShiftForgotten,
     ),
+    "noisy": Fault(
+        "logits of micro-batches of every size are half a percent apart, so that the measured noise would excuse anything",
+        ("BT-01",),
+        "qwen3-mini",
+        lies.Noisy,
+        verdict="UNKNOWN",
+    ),
     "starts-wrong": Fault(
         "another token is decoded first in sequence 1 and in micro-batches of less than 8",
         (
@@ -587,6 +657,304 @@ FAULTS: dict[str, Fault] = {
         ("RB-02/rollback-depth-of-a-micro-batch",),
         "lfm2-mini",
         lies.SnapshotsMixUpLogits,
+    ),
+    "removal-in-the-middle-agreed-to": Fault(
+        "a hybrid says yes to the removal of a range from the middle and does nothing",
+        ("SP-01",),
+        "qwen35-mini",
+        lies.RemovalForgotten,
+    ),
+    "splice-without-effect": Fault(
+        "a restore brings back the recurrent state that was saved last, whatever was spliced",
+        ("SP-04",),
+        "holo3-mini",
+        lies.TakesTheLastRecurrentState,
+    ),
+    "slow-after-restore": Fault(
+        "every token takes many times as long once a state was restored",
+        ("DC-02",),
+        "decode-cost-mini",
+        slow_lies.SlowAfterRestore,
+    ),
+    "slower-with-every-restore": Fault(
+        "a token takes longer for every state that was restored",
+        ("DC-04/bounded",),
+        "decode-cost-mini",
+        slow_lies.SlowerWithEveryRestore,
+    ),
+    "slower-with-depth": Fault(
+        "a recurrent model takes longer for a token the more came before it",
+        ("DC-03/recurrent",),
+        "mamba2-mini",
+        slow_lies.SlowerWithDepth,
+    ),
+    "slower-when-short": Fault(
+        "a token takes longer the less the context holds",
+        ("DC-03/attention", "DC-04/growing", "DC-06/cache-types"),
+        "decode-cost-mini",
+        slow_lies.SlowerWhenShort,
+    ),
+    "native-tail-slower-when-short": Fault(
+        "a token takes longer the less a context with a tail of the build's own holds",
+        ("DC-06/native-tail",),
+        "decode-cost-mini",
+        slow_lies.NativeTailSlowerWhenShort,
+    ),
+    "keeps-a-window": Fault(
+        "a token sees no more than the last 100 tokens, and takes as long at any depth",
+        ("DC-03/share-of-attention",),
+        "decode-cost-mini",
+        slow_lies.KeepsAWindow,
+    ),
+    "slow-in-other-sequences": Fault(
+        "a token of any sequence but the first takes many times as long",
+        ("DC-05/sequence-ids",),
+        "decode-cost-mini",
+        slow_lies.SlowInOtherSequences,
+    ),
+    "slow-after-removal": Fault(
+        "every token takes many times as long once a sequence was removed",
+        ("DC-05/fragmentation",),
+        "decode-cost-mini",
+        slow_lies.SlowAfterRemoval,
+    ),
+    "foreign-state-misread": Fault(
+        "a restore brings back the convolution windows and drops the delta states",
+        ("XB-01", "XB-04"),
+        "qwen35-mini",
+        lies.DeltaStateDropped,
+    ),
+    "state-saved-wrong": Fault(
+        "a save halves the state of one recurrent layer",
+        ("XB-02", "XB-04"),
+        "qwen35-mini",
+        lies.SavesAnotherRecurrentState,
+    ),
+    "refuses-and-trims": Fault(
+        "every state is refused, and a token of another sequence is lost with it",
+        ("XB-01", "XB-03"),
+        "qwen3-mini",
+        lies.RefusesAndTrims,
+    ),
+    "checkpoint-one-image-late": Fault(
+        "the terminal slot takes its checkpoint behind the first image of the window",
+        ("AA-06", "AA-07"),
+        "qwen35-mini",
+        arm_parts=ArmParts(slot=arm_lies.SlotOneImageLate),
+    ),
+    "text-absorbed-twice": Fault(
+        "the terminal slot appends every text to its history twice",
+        ("AA-06", "AA-07", "AA-15", "AA-03/engine", "AA-14/engine"),
+        "qwen35-mini",
+        arm_parts=ArmParts(slot=arm_lies.SlotAbsorbsTwice),
+    ),
+    "checkpoint-not-restored": Fault(
+        "the terminal slot goes on behind the window of the step before",
+        ("AA-04/engine", "AA-06"),
+        "qwen35-mini",
+        arm_parts=ArmParts(slot=arm_lies.SlotNeverComesBack),
+    ),
+    "oldest-image-kept": Fault(
+        "the terminal slot shows the first screenshot of all in the place of the oldest of the window",
+        ("AA-06",),
+        "qwen35-mini",
+        arm_parts=ArmParts(types=ARM_TYPES | {"terminal_slot": arm_lies.OldestImageKept}),
+    ),
+    "axes-swapped": Fault(
+        "x and y of every image's positions are swapped",
+        ("AA-06", "AA-06/on-device"),
+        "qwen35-mini",
+        arm_parts=ArmParts(cursor=arm_lies.AxesSwapped),
+    ),
+    "positions-advance-by-tokens": Fault(
+        "the text behind an image stands as many positions on as the image has tokens",
+        ("AA-06", "AA-14/engine"),
+        "qwen35-mini",
+        arm_parts=ArmParts(cursor=arm_lies.AdvancesByTokens),
+    ),
+    "removal-forgotten-by-the-loop": Fault(
+        "removing the window says yes and does nothing",
+        ("AA-04/engine", "AA-06", "AA-07"),
+        "qwen35-mini",
+        lies.RemovalForgotten,
+    ),
+    "hit-that-was-none": Fault(
+        "the history is prefilled again at every step and counted as reused",
+        ("AA-03/engine", "AA-08/engine"),
+        "holo3-mini",
+        arm_parts=ArmParts(types=ARM_TYPES | {"terminal_slot": arm_lies.HitThatWasNone}),
+    ),
+    "evicted-but-kept": Fault(
+        "evict begins anew at every step and counts the preamble as reused",
+        ("AA-01/engine",),
+        "qwen3-mini",
+        arm_parts=ArmParts(types=ARM_TYPES | {"evict": arm_lies.EvictStartsAnew}),
+    ),
+    "appended-in-pieces": Fault(
+        "no-evict begins anew at every step and counts all that was there as reused",
+        ("AA-02/engine",),
+        "qwen3-mini",
+        arm_parts=ArmParts(types=ARM_TYPES | {"append_only": arm_lies.AppendStartsAnew}),
+    ),
+    "action-forgotten": Fault(
+        "no-evict takes its action back",
+        ("AA-05/engine",),
+        "qwen3-mini",
+        arm_parts=ArmParts(types=ARM_TYPES | {"append_only": arm_lies.ActionForgotten}),
+    ),
+    "stale-embedding": Fault(
+        "the cache of embeddings takes two images of one size for the same",
+        ("AA-06/pixels", "AA-11"),
+        "holo3-mini",
+        arm_parts=ArmParts(embeddings=arm_lies.StaleEmbeddings),
+    ),
+    "states-hoarded": Fault(
+        "a megabyte is kept for every step",
+        ("AA-12", "AA-12/evict"),
+        "qwen3-mini",
+        arm_parts=ArmParts(cursor=arm_lies.HoardsStates),
+    ),
+    "slow-images": Fault(
+        "every image is decoded twice, the first time for nothing", ("AA-13",), "holo3-mini", slow_lies.SlowImages
+    ),
+    "logits-are-no-numbers": Fault(
+        "a value among the logits is not a number", ("AA-10",), "qwen3-mini", arm_lies.LogitsAreNoNumbers
+    ),
+    "image-continued-askew": Fault(
+        "x and y are swapped where an image goes on in a second call",
+        ("BT-04",),
+        "qwen35-mini",
+        arm_lies.ImageContinuedAskew,
+    ),
+    "device-state-one-late": Fault(
+        "of the states kept inside the context, the one before the newest is loaded",
+        ("RP-11",),
+        "qwen35-mini",
+        arm_lies.DeviceStateOneLate,
+    ),
+    "hit-across-an-eviction": Fault(
+        "what evict rewrote is counted as reused",
+        ("AA-01", "AA-01/the-documents-trace"),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("evict", reused=layout_lies.hit_across_an_eviction)),
+    ),
+    "no-evict-rewrites": Fault(
+        "no-evict rewrites older screenshots",
+        ("AA-02", "AA-05"),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("append_only", layout=evict)),
+    ),
+    "newest-text-twice": Fault(
+        "the terminal slot appends the newest text twice",
+        ("AA-03", "AA-03/equal-steps", "AA-04"),
+        "holo3-mini",
+        agent=AgentReference(
+            counted=layout_lies.counted("terminal_slot", layout=layout_lies.with_the_newest_text_twice)
+        ),
+    ),
+    "window-one-wider": Fault(
+        "the terminal slot shows W + 1 screenshots",
+        ("AA-09", "AA-03", "AA-03/equal-steps", "AA-04"),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("terminal_slot", layout=layout_lies.one_screenshot_more)),
+    ),
+    "oldest-screenshot-shown": Fault(
+        "the terminal slot shows the first screenshot of all in the place of the oldest of the window",
+        ("AA-09",),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("terminal_slot", layout=layout_lies.oldest_screenshots)),
+    ),
+    "checkpoint-counted-one-image-late": Fault(
+        "the first screenshot of the window is counted as part of the checkpoint",
+        ("AA-03",),
+        "holo3-mini",
+        agent=AgentReference(
+            counted=layout_lies.counted("terminal_slot", reused=layout_lies.checkpoint_one_image_late)
+        ),
+    ),
+    "positions-by-tokens": Fault(
+        "positions advance by an image's tokens",
+        ("AA-14",),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("terminal_slot", layout=layout_lies.positions_by_tokens)),
+    ),
+    "room-for-positions-forgotten": Fault(
+        "a task that takes more positions than were trained on is accepted",
+        ("AA-14",),
+        "holo3-mini",
+        agent=AgentReference(require_room=layout_lies.room_for_positions_forgotten),
+    ),
+    "crossover-one-late": Fault(
+        "the crossover is said to be one step later",
+        ("AA-08",),
+        "holo3-mini",
+        agent=AgentReference(crossover=layout_lies.crossover_one_late),
+    ),
+    "sink-rewritten": Fault(
+        "evict drops the first token of the preamble",
+        ("SP-05",),
+        "holo3-mini",
+        agent=AgentReference(counted=layout_lies.counted("evict", layout=layout_lies.sink_rewritten)),
+    ),
+    "optimum-clamped": Fault(
+        "the optimum is never worse than evict",
+        ("OP-01",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.clamped),
+    ),
+    "decode-swapped-too": Fault(
+        "the optimum decodes as fast as no-evict does",
+        ("OP-01",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.with_decode_of_no_evict),
+    ),
+    "means-before-the-difference": Fault(
+        "the optimum is computed from means over tasks",
+        ("OP-01",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.means_before_the_difference),
+    ),
+    "residual-hidden": Fault(
+        "a negative rest of wall time is told as none",
+        ("OP-02",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.residual_hidden),
+    ),
+    "energy-by-prefill": Fault(
+        "energy is scaled by the share of new prefill",
+        ("OP-03",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.energy_by_prefill),
+    ),
+    "new-content-without-markers": Fault(
+        "two tokens of every step's new content are forgotten",
+        ("OP-04",),
+        "holo3-mini",
+        agent=AgentReference(optimum_of=optimum_lies.without_markers),
+    ),
+    "long-tasks-kept": Fault(
+        "tasks of more than 20 steps enter the means",
+        ("OP-05",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.long_tasks_kept),
+    ),
+    "digits-taken-for-exact": Fault(
+        "printed digits are taken for exact numbers",
+        ("OP-06",),
+        "holo3-mini",
+        agent=AgentReference(rederive=optimum_lies.rederive_from_exact_digits),
+    ),
+    "bound-without-disclaimer": Fault(
+        "the bound is told like any figure",
+        ("OP-07",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.without_disclaimer),
+    ),
+    "bound-told-as-measured": Fault(
+        "every figure is labelled as measured",
+        ("OP-07",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.told_as_measured),
     ),
 }
 

@@ -101,6 +101,35 @@ class RecurrentLayerStale(_EditsOnLoad):
             state.recurrent.layers[len(state.recurrent.layers) // 2].s.bytes[:] = 0
 
 
+class SavesAnotherRecurrentState(Context):
+    """Saves s of the middle recurrent layer at half its size; on a model without one, the keys of a layer one cell on."""
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        blob = super().save(sequence, flags)
+        return blob if flags & StateFlags.ON_DEVICE else _edited(blob, self._lie)
+
+    def _lie(self, state: SequenceState) -> None:
+        if state.recurrent:
+            state.recurrent.layers[len(state.recurrent.layers) // 2].s.values()[:] *= 0.5
+        else:
+            units = state.attention[0].layers[-1].k.units
+            units[:] = np.roll(units, 1, axis=0)
+
+
+class RefusesAndTrims(Context):
+    """Refuses every state, and takes the last token of sequence 0 along, or all of it where it cannot be cut."""
+
+    def load(self, blob: Blob, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
+        if not self.seq_rm(0, max(self.pos_max(0), 0)):
+            self.seq_rm(0)
+        return 0
+
+    def load_file(
+        self, path: str | Path, sequence: int = 0, *, capacity: int = 65536
+    ) -> tuple[int, npt.NDArray[np.int32]]:
+        return self.load(np.empty(0, np.uint8), sequence), np.empty(0, np.int32)
+
+
 class DeltaStateDropped(_EditsOnLoad):
     """Leaves s of every recurrent layer empty."""
 
@@ -150,6 +179,22 @@ class RestoresWearOut(_EditsOnLoad):
         if self._restores > 1 and state.recurrent:
             values = state.recurrent.layers[-1].s.values()
             values *= np.float32(0.9)
+
+
+class TakesTheLastRecurrentState(_EditsOnLoad):
+    """Takes the recurrent state that was saved last for that of the blob."""
+
+    _saved: ClassVar[SequenceState | None] = None
+
+    def save(self, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> Blob:
+        blob = super().save(sequence, flags)
+        TakesTheLastRecurrentState._saved = parse(blob.copy())
+        return blob
+
+    def _lie(self, state: SequenceState) -> None:
+        saved = self._saved.recurrent.layers if self._saved and self._saved.recurrent else ()
+        for layer, last in zip(state.recurrent.layers if state.recurrent else (), saved, strict=False):
+            layer.r.bytes[:], layer.s.bytes[:] = last.r.bytes, last.s.bytes
 
 
 class ContextSizeSticks(_EditsOnLoad):
@@ -511,6 +556,15 @@ class StartsWrong(Context):
             batch.tokens = np.array(batch.tokens, np.int32)
             batch.tokens[0] = (batch.tokens[0] + 1) % self.model.n_vocab
         return super().process(batch)
+
+
+class Noisy(Context):
+    """Rounds so coarsely that micro-batches of every size give logits of their own, half a percent of their energy apart."""
+
+    def logits(self, n_outputs: int) -> Logits:
+        rows = super().logits(n_outputs)
+        noise = np.random.default_rng(self.settings.n_ubatch).standard_normal(rows.shape, np.float32)
+        return np.asarray(rows + 0.05 * rows.std() * noise, np.float32)
 
 
 class SequencesMixedUp(Context):

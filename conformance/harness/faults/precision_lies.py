@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from conformance.harness.engine import CacheSide, Context, ContextSettings, Logits, Model
+from conformance.harness.contract.census import ModelCensus, census_of_gguf
+from conformance.harness.engine import KVARN_BITS, CacheSide, Context, ContextSettings, Logits, Model, ModelError
+from conformance.harness.engine.context import Outputs
 from conformance.harness.measure.kld import Doubles, Floats, KldRun, KldStatistics, Scores, Tokens, score
 from conformance.harness.precision.body import Body, KVarNBody, StandardBody, body
-from conformance.harness.precision.emulation import TailedSequence
+from conformance.harness.precision.codecs import CodecError
+from conformance.harness.precision.emulation import EXACT, CacheChoice, TailedSequence, settings_for
 from conformance.harness.precision.kvarn import KVarN
 from conformance.harness.precision.memory import AttentionLayers, Footprint, Run, footprint
 from conformance.harness.precision.oracle import Rows, attend
@@ -100,14 +105,6 @@ class KVarNInTwoBits(_OtherBody):
         return KVarNBody(KVarN(2, head_dim, side)) if isinstance(kept, KVarNBody) else kept
 
 
-class OneSideIsCoarser(_OtherBody):
-    """Where the other side stays exact, this one is kept in q2_0."""
-
-    def _lie(self, kept: Body, head_dim: int, side: CacheSide) -> Body:
-        alone = "f16" in (self.choice.key, self.choice.value)
-        return body("q2_0", head_dim, side, rotated=self.choice.rotated) if alone else kept
-
-
 class NeverRotated(_OtherBody):
     """Standard bodies are kept without the rotation."""
 
@@ -183,6 +180,13 @@ def two_softmaxes(queries: Floats, older: Rows, newest: Rows, selection: Selecti
     return mean
 
 
+def attention_without_the_tail(queries: Floats, older: Rows, newest: Rows, selection: Selection) -> Doubles:
+    """Attention that sees the rows of the body and not those of the tail."""
+    older_only = selection.visible & ~selection.exact
+    seen = np.where(older_only.any(axis=-1, keepdims=True), older_only, selection.visible)
+    return attend(queries, older, newest, Selection(seen, selection.exact))
+
+
 def attention_over_exact_rows(queries: Floats, older: Rows, newest: Rows, selection: Selection) -> Doubles:
     """Attention that reads every row exactly where there is a tail at all."""
     every = selection.visible if selection.exact.any() else selection.exact
@@ -197,6 +201,11 @@ def resolved_without_groups(requested: int, *, kvarn: bool = False, window: int 
 def footprint_without_ubatch(groups: Sequence[AttentionLayers], run: Run, kind: str) -> Footprint:
     """As `footprint`, without room for the micro-batch in flight beside the tail."""
     return footprint(groups, replace(run, ubatch=0), kind)
+
+
+def footprint_without_stage(groups: Sequence[AttentionLayers], run: Run, kind: str) -> Footprint:
+    """As `footprint`, without KVarN's staging rows."""
+    return replace(footprint(groups, run, kind), stage=0)
 
 
 def score_of_rounded_base(base: Floats, candidate: Floats, tokens: Tokens) -> Scores:
@@ -219,6 +228,87 @@ class NaNDropped(KldRun):
     def add(self, scores: Scores) -> None:
         finite = np.isfinite(scores.kld)
         super().add(Scores(scores.kld[finite], scores.dp[finite], scores.same_top[finite]))
+
+
+class TailDropped(TailedSequence):
+    """Attention sees the rows of the body and those of its own step; the tail's lie in the cache for nothing."""
+
+    def steps(self, tokens: NDArray[np.int32], outputs: Outputs = "all") -> Iterator[Logits]:
+        size = self.context.settings.n_ubatch
+        for start in range(0, len(tokens), size):
+            step, kept = tokens[start : start + size], self.context.save()
+            self.context.seq_rm(0, max(self.rows - self.choice.tail, 0))
+            seen = self.context.decode(step, outputs=outputs)  # behind the body, since positions may have no gap
+            self.context.clear()
+            if self.rows:
+                self.context.restore(kept)
+            list(super().steps(step, outputs))
+            yield seen
+
+
+class TailIsEverything(TailedSequence):
+    """With a tail every row is exact, however old."""
+
+    def _resolved(self, kept: Body, window: int | None) -> int:
+        resolved = super()._resolved(kept, window)
+        return 1 << 20 if self.choice.tail else resolved
+
+
+class BothSidesQuantized(TailedSequence):
+    """Quantizes both sides where one of them was to stay exact."""
+
+    def _made(self, side: CacheSide, name: str, census: ModelCensus) -> Iterator[Any]:
+        other = self.choice.value if side == "k" else self.choice.key
+        return super()._made(side, other if name == EXACT else name, census)
+
+
+class NativeByEmulation(Context):
+    """Offers a tail and KVarN types as the build's own, and keeps to the reference: the build does the rest in f16."""
+
+    def __init__(self, model: Model, settings: ContextSettings | None = None) -> None:
+        asked = settings or ContextSettings()
+        self._tailed: TailedSequence | None = None
+        if not asked.kv_tail and asked.type_k not in KVARN_BITS:
+            super().__init__(model, asked)
+            return
+        made_of = settings_for(asked.n_ctx, asked.n_ubatch, n_threads=asked.n_threads)
+        super().__init__(model, made_of)
+        choice = self._chosen(CacheChoice(asked.type_k, asked.type_v, asked.kv_tail))
+        try:
+            self._tailed = TailedSequence(self, census_of_gguf(model.path), choice)
+        except CodecError as error:
+            self.close()
+            raise ModelError(str(error)) from None
+
+    def _chosen(self, choice: CacheChoice) -> CacheChoice:
+        return choice
+
+    def decode(
+        self, tokens: ArrayLike, *, start: int | None = None, sequence: int = 0, outputs: Outputs = "last"
+    ) -> Logits:
+        tailed, self._tailed = self._tailed, None  # it decodes its steps through this very context
+        try:
+            if tailed is None:
+                return super().decode(tokens, start=start, sequence=sequence, outputs=outputs)
+            return tailed.decode(np.asarray(tokens, np.int32), outputs)
+        finally:
+            self._tailed = tailed
+
+
+class NativeTailIgnored(NativeByEmulation):
+    """Offers a tail and gives the body alone."""
+
+    def _chosen(self, choice: CacheChoice) -> CacheChoice:
+        return replace(choice, tail=0)
+
+
+class NativeKVarNIsStandard(NativeByEmulation):
+    """Offers KVarN types and keeps the standard type of as many bits."""
+
+    def _chosen(self, choice: CacheChoice) -> CacheChoice:
+        bits = KVARN_BITS.get(choice.key)
+        name = f"q{bits}_0" if bits else choice.key
+        return replace(choice, key=name, value=name, as_kvarn=True)
 
 
 class SlidingRingIsWhole(Context):

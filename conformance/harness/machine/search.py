@@ -91,18 +91,23 @@ class Search:
             self._keep_progress(number)
             self.say(self.line())
 
+    @property
+    def _model(self) -> str:
+        """The model's name: a file's without its folder."""
+        return Path(self.setup.model).stem
+
     def line(self) -> str:
         """How far it is, in a line."""
         rate = self.calls / self.seconds if self.seconds else 0.0
         known = sum(found.known is not None for found in self.found.values())
         return (
-            f"{self.setup.model}: {self.seconds:.0f} s, {self.walks} walks, {self.steps} steps, {self.calls} calls, "
+            f"{self._model}: {self.seconds:.0f} s, {self.walks} walks, {self.steps} steps, {self.calls} calls, "
             f"{rate:.0f} calls/s, {len(self.found)} findings ({known} known)"
         )
 
     @property
     def _progress(self) -> Path:
-        return self.folder / f"progress-{Path(self.setup.model).stem}.txt"
+        return self.folder / f"progress-{self._model}.txt"
 
     def _keep_progress(self, next_seed: int) -> None:
         done = {name: self.before.get(name, 0) + getattr(self, name) for name in ("walks", "steps", "calls", "seconds")}

@@ -1,1 +1,1 @@
-"""Figures from raw measurements: deviations, KL divergence, intervals."""
+"""Figures from raw measurements: deviations, KL divergence, times, intervals."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .interval import exactly, printed
+from .timing import Estimate
 
 #: Stands for "the bits differ, but the figure comes out as zero".
 LEAST = 5e-324
@@ -28,6 +29,9 @@ class Deviation:
         where: the place of the first or worst difference in words, empty when there is none.
         expected, seen: the two values at that place, for people.
         layers: one row per layer where layers were compared.
+        reordered: whether both sides hold the same cells in another order.
+        estimate: the value with its interval where it was estimated; it is then the interval that decides.
+        remark: what else the case showed, whatever its verdict.
 
     """
 
@@ -38,6 +42,8 @@ class Deviation:
     seen: str = ""
     layers: tuple[dict[str, Any], ...] = field(default=())
     reordered: bool = False
+    estimate: Estimate | None = None
+    remark: str = ""
 
     def with_cells_in_another_order(self, reordered: bool) -> Deviation:
         """The same deviation, marked."""
@@ -129,6 +135,11 @@ def of_amount(value: float, what: str, unit: str, expected: str = "", seen: str 
     """An amount that should be small, in a unit of its own: 0 where it is not above 0, NaN stays so."""
     amount = value if math.isnan(value) else max(value, 0.0)
     return Deviation(amount, f"{what}, {unit}", "" if amount == 0 else what, expected, seen)
+
+
+def of_estimate(estimate: Estimate, quantity: str, where: str, expected: str, seen: str) -> Deviation:
+    """An estimated figure with its interval."""
+    return Deviation(estimate.value, quantity, where, expected, seen, estimate=estimate)
 
 
 def worst(deviations: Iterable[Deviation]) -> Deviation:

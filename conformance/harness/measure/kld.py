@@ -78,6 +78,12 @@ def score_records(base: NDArray[np.uint16], candidate: Floats, tokens: Tokens) -
     return scores
 
 
+def surprise(logits: Floats, tokens: Tokens) -> Doubles:
+    """Nats of surprise, float64 [n], that logits float32 [n, vocabulary] leave at the tokens [n] that follow."""
+    distribution = _Softmax(logits)
+    return -np.log(distribution.probability(tokens))
+
+
 def log_probabilities(records: NDArray[np.uint16], vocabulary: int) -> Floats:
     """Log-probabilities float32 [n, vocabulary] of base file records uint16 [n, record width]."""
     scale, least = np.ascontiguousarray(records[:, :4]).view(np.float32).T[:, :, None]

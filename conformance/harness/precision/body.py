@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from conformance.harness.precision.codecs import Codec, Floats, codec
+from conformance.harness.precision.codecs import CODECS, Codec, CodecError, Floats
 from conformance.harness.precision.kvarn import BITS, GROUP, SINK_ROWS, KVarN
 from conformance.harness.precision.rotation import Side, native_width, rotate
 
@@ -83,5 +83,8 @@ def body(name: str, head_dim: int, side: Side, *, rotated: bool = True) -> Stand
     for bits in BITS:
         if name == f"kvarn{bits}":
             return KVarNBody(KVarN(bits, head_dim, side))
-    standard = codec(name)
+    if name not in CODECS:
+        names = (*CODECS, *(f"kvarn{bits}" for bits in BITS))
+        raise CodecError(f"there is no cache type {name!r}; choose from {', '.join(names)}")
+    standard = CODECS[name]
     return StandardBody(standard, native_width(head_dim, side) if rotated and standard.block > 1 else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,11 +12,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 import fixtures
 from conformance.harness.measure.interval import Interval, exactly, printed
-from conformance.harness.precision.memory import MIB, AttentionLayers, Run, footprint
+from conformance.harness.measure.rederivation import Rederivation, Verdict
+from conformance.harness.precision.memory import MIB, AttentionLayers, FootprintModel, Run, footprint
 
 PATH = Path(fixtures.__file__).parent / "documents" / "precision_tail.yaml"
-
-Verdict = Literal["agrees", "disagrees", "unknown"]
 
 _HUNDRED = exactly(100)
 _OPERATIONS: Mapping[str, Callable[[Interval, Interval], Interval]] = {
@@ -86,6 +84,17 @@ class Document(_Strict):
     figures: tuple[Table, ...]
     claims: tuple[Claim, ...]
 
+    def printed_caches(self, model: str) -> list[tuple[str, int, str]]:
+        """Every cache size of a benchmarked model that is printed or follows: type, tail, MiB."""
+        return [
+            (kind, int(tail), value)
+            for table in self.figures
+            if table.table == f"{model}/kv_mib"
+            for kind, row in table.values.items()
+            for tail, value in row.items()
+            if value is not None
+        ]
+
     @property
     def printed(self) -> dict[str, str | None]:
         """Every figure as printed, None where unknown, by its name table/type/tail."""
@@ -95,17 +104,6 @@ class Document(_Strict):
             for kind, row in table.values.items()
             for tail, value in row.items()
         }
-
-
-@dataclass(frozen=True)
-class Rederivation:
-    """One figure or conclusion of the document beside what comes out when it is computed again."""
-
-    id: str
-    says: str
-    stated: str
-    derived: str
-    verdict: Verdict
 
 
 def load_document(path: Path = PATH) -> Document:
@@ -161,7 +159,7 @@ def _size(document: Document, model: str, kind: str, tail: int, stated: str) -> 
     return Rederivation(f"{model}/kv_mib/{kind}/{tail}", says, stated, f"{float(mib):.6f}".rstrip("0"), verdict)
 
 
-def cache_mib(document: Document, model: str, kind: str, tail: int) -> Fraction:
+def cache_mib(document: Document, model: str, kind: str, tail: int, footprint: FootprintModel = footprint) -> Fraction:
     """What the memory model gives for a benchmarked model's cache of that type and tail, in MiB, exactly."""
     geometry = document.geometry[model]
     run = Run(geometry.rows, ubatch=document.setup.ubatch, tail=tail)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from conformance.harness.contract.census import ModelCensus
 from conformance.harness.measure.kld import KldRun, KldStatistics, MedianChange, Scores, median_change, similarity
 from conformance.harness.precision.body import body
-from conformance.harness.precision.codecs import CODECS
+from conformance.harness.precision.codecs import CODECS, CodecError
 from conformance.harness.precision.emulation import CacheChoice
 from conformance.harness.precision.memory import AttentionLayers, Run, footprint
 from conformance.harness.precision.scoring import Arm, Records, Scorer
@@ -71,34 +71,53 @@ class LadderPlan:
     identity: dict[str, Any]
 
 
-def arms_of(types: Sequence[str], tails: Sequence[int], native: Sequence[str]) -> tuple[Arm, ...]:
-    """Every type (``q4_0``, or ``q5_0/q4_0`` for K and V) at every tail, then the native types."""
+@dataclass(frozen=True)
+class PairChange:
+    """An asymmetric pair against its reverse, K one type and V another, at one tail.
+
+    `change` is the paired change of the median from `reverse` to `name`.
+    """
+
+    name: str
+    reverse: str
+    tail: int
+    median: float
+    median_of_reverse: float
+    change: MedianChange
+
+
+def arms_of(
+    types: Sequence[str], tails: Sequence[int], native: Sequence[str], native_tails: Sequence[int] = (0,)
+) -> tuple[Arm, ...]:
+    """Every type (``q4_0``, or ``q5_0/q4_0`` for K and V) at every tail, then the native types at every native tail."""
     emulated = []
     for name in types:
         key, _, value = name.partition("/")
         emulated += [Arm(CacheChoice(key, value or key, tail)) for tail in tails]
-    return (*emulated, *(Arm.native_of(name) for name in native))
+    return (*emulated, *(Arm.native_of(name, tail) for name in native for tail in native_tails))
 
 
-def check_arms(arms: Sequence[Arm], census: ModelCensus) -> None:
-    """CodecError, in one line, for a type that does not exist or cannot take this model's heads; else TailError."""
+def check_arms(arms: Sequence[Arm], census: ModelCensus, model: str) -> None:
+    """LadderError, in one line, for a type that does not exist or cannot take this model's heads; else TailError."""
     for arm in arms:
         resolve_tail(arm.choice.tail)
         for layer in census.attention or ():
-            for side, name, head_dim in (
-                ("k", arm.choice.key, layer.key_dim),
-                ("v", arm.choice.value, layer.value_dim),
-            ):
-                kept = body(name, head_dim, side)  # type: ignore[arg-type]
-                if kept.name in CODECS:
-                    CODECS[kept.name].bytes_per_row(head_dim)
+            try:
+                for kept, head_dim in (
+                    (body(arm.choice.key, layer.key_dim, "k"), layer.key_dim),
+                    (body(arm.choice.value, layer.value_dim, "v"), layer.value_dim),
+                ):
+                    if kept.name in CODECS:
+                        CODECS[kept.name].bytes_per_row(head_dim)
+            except CodecError as error:
+                raise LadderError(f"--types {arm.name}, {model}: {error}") from None
 
 
-def cut(tokens: NDArray[np.int32], context: int, chunks: int, bos: int | None) -> NDArray[np.int32]:
-    """The first chunks of a text, int32 [chunks, context]; LadderError when it is shorter."""
+def cut(tokens: NDArray[np.int32], context: int, chunks: int, bos: int | None, corpus: str) -> NDArray[np.int32]:
+    """The first chunks of a text, int32 [chunks, context]; LadderError, which names the corpus, when it is shorter."""
     if len(tokens) < context * chunks:
         raise LadderError(
-            f"the corpus has {len(tokens)} tokens; {chunks} x {context} are needed, give a longer text or a smaller --context"
+            f"corpus {corpus} has {len(tokens)} tokens; {chunks} x {context} are needed, give a longer text or a smaller --context"
         )
     parts = tokens[: context * chunks].reshape(chunks, context)
     return parts if bos is None else np.concatenate([np.full((chunks, 1), bos, np.int32), parts[:, 1:]], axis=1)
@@ -139,11 +158,7 @@ def rows(plan: LadderPlan, census: ModelCensus, folder: Path, ubatch: int) -> li
     found: list[LadderRow] = []
     firsts: dict[str, NDArray[np.float64]] = {}
     for arm in plan.arms:
-        run, spent = KldRun(), np.zeros(2)
-        for chunk in range(len(plan.tokens)):
-            with np.load(_scores_path(folder, arm, chunk)) as kept:
-                run.add(Scores(kept["kld"], kept["dp"], kept["same_top"]))
-                spent += kept["spent"]
+        run, spent = _collected(plan, arm, folder)
         statistics, kld = run.statistics(), run.kld
         first = firsts.setdefault(arm.name, kld)
         choice = arm.choice
@@ -166,6 +181,33 @@ def rows(plan: LadderPlan, census: ModelCensus, folder: Path, ubatch: int) -> li
             )
         )
     return found
+
+
+def pairs(plan: LadderPlan, folder: Path) -> list[PairChange]:
+    """Of a measured plan, every asymmetric pair whose reverse was measured too, K in the type of more bits first."""
+    found = []
+    arms = {(arm.choice.key, arm.choice.value, arm.choice.tail): arm for arm in plan.arms if not arm.native}
+    for (key, value, tail), arm in arms.items():
+        reverse = arms.get((value, key, tail))
+        if reverse and _nominal_bits(key) > _nominal_bits(value):
+            kld, other = (_collected(plan, each, folder)[0].kld for each in (arm, reverse))
+            medians = float(np.median(kld)), float(np.median(other))
+            found.append(PairChange(arm.name, reverse.name, tail, *medians, median_change(other, kld, seed=_SEED)))
+    return found
+
+
+def _collected(plan: LadderPlan, arm: Arm, folder: Path) -> tuple[KldRun, NDArray[np.float64]]:
+    """All scores of an arm, and the seconds that they took: by the clock, and of CPU."""
+    run, spent = KldRun(), np.zeros(2)
+    for chunk in range(len(plan.tokens)):
+        with np.load(_scores_path(folder, arm, chunk)) as kept:
+            run.add(Scores(kept["kld"], kept["dp"], kept["same_top"]))
+            spent += kept["spent"]
+    return run, spent
+
+
+def _nominal_bits(name: str) -> float:
+    return CODECS[name].bits_per_value if name in CODECS else float(name.removeprefix("kvarn"))
 
 
 def as_dict(row: LadderRow) -> dict[str, Any]:

@@ -6,7 +6,7 @@ KVarN and tails; its rules for stage, tail rows and promoted rings were inferred
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conformance.harness.precision.body import KVarNBody, StandardBody, body
@@ -82,6 +82,10 @@ class Footprint:
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(self.body + other.body, self.stage + other.stage, self.tail + other.tail)
+
+
+FootprintModel = Callable[[Sequence[AttentionLayers], Run, str], Footprint]
+"""What gives a cache of one type on both sides its size, as `footprint` does."""
 
 
 def bytes_per_token(layers: AttentionLayers, key_type: str, value_type: str) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from conformance.harness.measure.kld import Floats, KldRun, Scores, Tokens, score
 from conformance.harness.precision.body import Body, body
 from conformance.harness.precision.emulation import TailedSequence
-from conformance.harness.precision.memory import AttentionLayers, Footprint, Run, footprint
+from conformance.harness.precision.memory import FootprintModel, footprint
 from conformance.harness.precision.oracle import Doubles, Rows, attend
 from conformance.harness.precision.tail import Selection, resolve_tail
 
@@ -21,6 +21,6 @@ class Reference:
     body: Callable[..., Body] = body
     resolve_tail: Callable[..., int] = resolve_tail
     attend: Callable[[Floats, Rows, Rows, Selection], Doubles] = attend
-    footprint: Callable[[Sequence[AttentionLayers], Run, str], Footprint] = footprint
+    footprint: FootprintModel = footprint
     score: Callable[[Floats, Floats, Tokens], Scores] = score
     statistics: type[KldRun] = KldRun

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.harness.contract.census import ModelCensus
-from conformance.harness.engine import CACHE_TYPES, Context, ContextSettings, Logits, Model
+from conformance.harness.engine import CACHE_TYPES, KVARN_BITS, Context, ContextSettings, Library, Logits, Model
 from conformance.harness.measure.kld import Scores, score, score_records
 from conformance.harness.precision.emulation import EXACT, CacheChoice, TailedSequence, settings_for
 
@@ -37,14 +37,15 @@ class Arm:
         return types + how + ("" if choice.rotated else " not rotated")
 
     @classmethod
-    def native_of(cls, name: str) -> Arm:
-        """The build's own cache type."""
-        return cls(CacheChoice.of(name), native=True)
+    def native_of(cls, name: str, tail: int = 0) -> Arm:
+        """The build's own cache type, and its own tail where it has one."""
+        return cls(CacheChoice.of(name, tail), native=True)
 
 
-def native_types() -> tuple[str, ...]:
-    """The quantized cache types that an upstream build has."""
-    return tuple(name for name in CACHE_TYPES if name not in ("f32", "f16", "bf16"))
+def native_types(library: Library) -> tuple[str, ...]:
+    """The quantized cache types that a build has: those of every upstream build, and KVarN where it offers that."""
+    standard = tuple(name for name in CACHE_TYPES if name not in ("f32", "f16", "bf16"))
+    return (*standard, *KVARN_BITS) if library.has_kvarn else standard
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,16 @@ class Scorer:
 
     def steps(self, arm: Arm, tokens: Tokens) -> Iterator[Logits]:
         """Logits of the scored positions, step by step: float32 [n, n_vocab] from the middle to the last but one."""
-        settings = settings_for(len(tokens), self.ubatch, n_threads=self.n_threads)
+        choice = arm.choice
+        emulated = not arm.native and {choice.key, choice.value} != {EXACT}
+        settings = settings_for(len(tokens), self.ubatch, n_threads=self.n_threads, reach_cache=emulated)
         if arm.native:
-            settings = settings.changed(type_k=arm.choice.key, type_v=arm.choice.value, reach_cache=False)
+            settings = settings.changed(type_k=choice.key, type_v=choice.value, kv_tail=choice.tail)
         first = first_scored(len(tokens))
         with self.context(self.model, settings) as context:
             decode: Callable[..., Logits] = context.decode
-            if not arm.native and {arm.choice.key, arm.choice.value} != {EXACT}:
-                decode = self.tailed(context, self.census, arm.choice).decode
+            if emulated:
+                decode = self.tailed(context, self.census, choice).decode
             for start in range(0, len(tokens) - 1, self.ubatch):
                 step = tokens[start : min(start + self.ubatch, len(tokens) - 1)]
                 unscored = max(first - start, 0)

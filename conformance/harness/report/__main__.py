@@ -1,8 +1,12 @@
-"""Writes ``results.schema.json`` anew: ``python -m conformance.harness.report``."""
+"""Writes the published schemas anew: ``python -m conformance.harness.report``."""
 
 import json
 
-from conformance.harness.report.results import SCHEMA_FILE, results_schema
+from conformance.harness.report import comparison, results
 
 if __name__ == "__main__":
-    SCHEMA_FILE.write_text(json.dumps(results_schema(), indent=2) + "\n", encoding="utf-8")
+    for path, schema in (
+        (results.SCHEMA_FILE, results.results_schema()),
+        (comparison.SCHEMA_FILE, comparison.comparison_schema()),
+    ):
+        path.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")

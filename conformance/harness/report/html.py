@@ -20,7 +20,9 @@ from conformance.harness.report.results import VERDICTS, Check, Results, Verdict
 from conformance.harness.report.store import replace_file
 from conformance.harness.report.verdict import badness, has_failed
 from conformance.harness.report.wording import (
+    accepted,
     clipped,
+    estimated,
     figure,
     is_link,
     models_not_concerned,
@@ -109,9 +111,8 @@ def render_html(results: Results) -> str:
     lines = [_Line(number, check) for number, check in enumerate(results.checks)]
     groups = _groups(lines)
     pairs = {(pair.id, pair.model): None for pair in results.not_applicable}
-    script = (_FOLDER / "report.js").read_text(encoding="utf-8")
     opening, colon, rest = results.summary.line.partition(": ")
-    return _template().render(
+    return template("report.html.j2").render(
         results=results,
         summary=results.summary,
         opening=opening if colon else results.summary.line,
@@ -128,13 +129,26 @@ def render_html(results: Results) -> str:
         facts=list(_facts(results)),
         subjects=_table(results.settings.get("models")),
         scale=Scale.of(results.checks),
-        longest=min(_LONGEST, _LONGEST_TOGETHER // (1 + sum(check.verdict != "PASS" for check in results.checks))),
-        style=Markup((_FOLDER / "report.css").read_text(encoding="utf-8")),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        longest=longest(sum(check.verdict != "PASS" for check in results.checks)),
+        **page_parts(),
         meanings=_MEANINGS,
         verdicts=VERDICTS[::-1],
     )
+
+
+def page_parts() -> dict[str, Any]:
+    """Style and script of a page, and the digest by which its security policy lets the script run."""
+    script = (_FOLDER / "report.js").read_text(encoding="utf-8")
+    return {
+        "style": Markup((_FOLDER / "report.css").read_text(encoding="utf-8")),
+        "script": Markup(script),
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    }
+
+
+def longest(n_accounts: int) -> int:
+    """To how many characters each long text is cut on a page with so many accounts of failures."""
+    return min(_LONGEST, _LONGEST_TOGETHER // (1 + n_accounts))
 
 
 def _groups(lines: Iterable[_Line]) -> list[_Group]:
@@ -192,12 +206,6 @@ def _deviation(value: float | None) -> str:
     return "bits differ" if 0 < value < sys.float_info.min else figure(value)
 
 
-def _limit(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return "exact only" if value == 0 else f"up to {figure(value)}"
-
-
 def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
 
@@ -208,7 +216,8 @@ def _tally(group: _Group) -> list[tuple[Verdict, int]]:
 
 
 @cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """A page's template, with the filters that pages share."""
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -221,7 +230,8 @@ def _template() -> Template:
         words=_words,
         figure=figure,
         deviation=_deviation,
-        limit=_limit,
+        accepted=accepted,
+        estimated=estimated,
         duration=_duration,
         tally=_tally,
         strip=strip,
@@ -230,4 +240,4 @@ def _template() -> Template:
         clipped=clipped,
     )
     environment.tests["link"] = is_link
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)

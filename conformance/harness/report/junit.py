@@ -22,20 +22,29 @@ def write_junit(results: Results, path: Path) -> None:
     for name, value in (("verdict", results.summary.line), *results.build.items()):
         ET.SubElement(properties, "property", name=printable(name), value=printable(str(value)))
     for check in results.checks:
-        name = printable(f"{check.id} {check.title}")
-        case = ET.SubElement(
-            suite, "testcase", classname=printable(check.model), name=name, time=f"{check.seconds:.3f}"
-        )
-        tag = _outcome(check)
-        if tag:
-            text = "\n".join(describe(check))
-            message = f"{check.verdict}: {text.partition(chr(10))[0]}"
-            ET.SubElement(case, tag, type=check.verdict, message=message).text = text
+        text = "\n".join(describe(check))
+        test_case(suite, check.model, f"{check.id} {check.title}", check.seconds, _outcome(check), check.verdict, text)
+    replace_file(path, counted(suite))
+
+
+def test_case(
+    suite: ET.Element, model: str, name: str, seconds: float, tag: str | None, verdict: str, text: str
+) -> None:
+    """Add a test case to a suite; `tag` is failure, error, skipped, or None for one that passed."""
+    case = ET.SubElement(suite, "testcase", classname=printable(model), name=printable(name), time=f"{seconds:.3f}")
+    if tag:
+        message = f"{verdict}: {printable(text).partition(chr(10))[0]}"
+        ET.SubElement(case, tag, type=verdict, message=message).text = printable(text)
+
+
+def counted(suite: ET.Element) -> bytes:
+    """A suite whose test cases are complete, as the content of a file."""
     counts = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
     for attribute, tag in counts.items():
         suite.set(attribute, str(len(suite.findall(f".//{tag}"))))
     ET.indent(suite)
-    replace_file(path, ET.tostring(suite, encoding="utf-8", xml_declaration=True))
+    content: bytes = ET.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return content
 
 
 def _outcome(check: Check) -> str | None:

@@ -45,11 +45,15 @@ _BRIEF = ("name", "tail", "mib", "share", "median", "mean", "p99", "same_top", "
 def cells(row: Row, columns: Sequence[str] = tuple(COLUMNS)) -> list[str]:
     """The row's values as text."""
     return [
-        _change(row)
-        if name == "change"
-        else COLUMNS[name][1].format(row[name] if row["native"] is False or name != "tail" else "native")
+        _change(row) if name == "change" else _tail(row) if name == "tail" else COLUMNS[name][1].format(row[name])
         for name in columns
     ]
+
+
+def _tail(row: Row) -> str:
+    if not row["native"]:
+        return str(row["tail"])
+    return f"native {row['tail']}" if row["tail"] else "native"
 
 
 def _change(row: Row) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from conformance.harness.report.comparison import OUTCOMES, Comparison, Pair, answered
 from conformance.harness.report.outcomes import Outcomes
 from conformance.harness.report.results import Results, jsonable
 from conformance.harness.report.store import ReportError
@@ -42,7 +44,55 @@ def merge(shards: Mapping[str, Results]) -> Results:
         for check in shard.checks:
             joined.put(check)
     problems = [f"{name}: {problem}" for name, shard in shards.items() for problem in _problems(shard)]
+    problems += _missing([shard.settings.get("shard") for shard in shards.values()])
     return joined.results(_notes(shards), problems)
+
+
+def merge_comparisons(shards: Mapping[str, Comparison]) -> Comparison:
+    """Joins the shards of one gate; keys are their names in messages and notes.
+
+    Of two outcomes of one check the worse stays. A shard that is missing leaves no answer.
+
+    Raises ReportError when shards differ in the builds, the suite, the profile, the seed or the planted fault.
+    """
+    first, *_ = shards.values()
+    facts: dict[str, Callable[[Comparison], Any]] = {
+        "baseline digest": lambda shard: shard.baseline.get("digest"),
+        "candidate digest": lambda shard: shard.candidate.get("digest"),
+        "suite": lambda shard: shard.suite,
+        **{name: partial(_setting, name) for name in ("profile", "seed", "fault", "selected", "models")},
+    }
+    for noun, fact in facts.items():
+        _require_equal(noun, {name: fact(shard) for name, shard in shards.items()})
+    pairs: dict[tuple[str, str], Pair] = {}
+    for pair in (pair for shard in shards.values() for pair in shard.pairs):
+        earlier = pairs.setdefault((pair.id, pair.model), pair)
+        pairs[pair.id, pair.model] = max(earlier, pair, key=lambda each: OUTCOMES.index(each.outcome))
+    settings = [shard.settings for shard in shards.values()]
+    joined = first.model_copy(
+        update={
+            "settings": {**_joined(settings), "shards": len(shards)},
+            "pairs": tuple(pairs.values()),
+            "speeds": tuple(speed for shard in shards.values() for speed in shard.speeds),
+            "death": next((shard.death for shard in shards.values() if shard.death is not None), None),
+            "notes": tuple(dict.fromkeys(f"{name}: {note}" for name, shard in shards.items() for note in shard.notes)),
+        }
+    )
+    return answered(joined, _missing([setting.get("shard") for setting in settings]))
+
+
+def _setting(name: str, shard: Comparison) -> Any:
+    return shard.settings.get(name)
+
+
+def _missing(named: Sequence[Any]) -> list[str]:
+    """What is wrong with the shards that say which they are: "2/3" is the second of three."""
+    there = {str(name) for name in named if name is not None}
+    wanted = {
+        f"{number}/{name.partition('/')[2]}" for name in there for number in range(1, int(name.partition("/")[2]) + 1)
+    }
+    gone = sorted(wanted - there)
+    return [f"shard {', '.join(gone)} is not among them; name the reports of all shards"] if gone else []
 
 
 def _require_equal(noun: str, facts: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from conformance.harness.report.comparison import Speed
 from conformance.harness.report.results import Check, LayerRow
 
 WIDTH, HEIGHT = 290, 18
@@ -63,21 +64,27 @@ class Scale:
 
     def check(self, check: Check) -> Markup:
         """A check's deviation (a disc when it is accepted, a cross when not), limit and any floor above 0."""
-        accepted = check.verdict == "PASS" if check.limit is None else _within(check.deviation, check.limit)
-        return self._marks(check.deviation, accepted, check.limit, check.floor)
+        accepted = check.verdict == "PASS" if check.limit is None else check.accepts(check.deviation)
+        return self._marks(check.deviation, accepted, check.limit, check.floor, check.wants_more)
 
     def layer(self, row: LayerRow, limit: float | None) -> Markup:
         """A layer's deviation, accepted when its bits are equal or it is within the limit of its check."""
-        accepted = row.equal or bool(limit and _within(row.deviation, limit))
+        accepted = row.equal or bool(limit and row.deviation is not None and row.deviation <= limit)
         return self._marks(row.deviation, accepted, limit)
 
     def _marks(
-        self, deviation: float | None, accepted: bool, limit: float | None, floor: float | None = None
+        self,
+        deviation: float | None,
+        accepted: bool,
+        limit: float | None,
+        floor: float | None = None,
+        wants_more: bool = False,
     ) -> Markup:
         marks = []
         if limit is not None and not math.isnan(limit):
             edge = _EXACT if limit == 0 else self.x(limit)
-            marks.append(f'<path class="zone" d="M0 0h{edge:g}v{HEIGHT}h-{edge:g}z"/>')
+            begin, end = (edge, WIDTH - _END) if wants_more else (0, edge)
+            marks.append(f'<path class="zone" d="M{begin:g} 0H{end:g}v{HEIGHT}H{begin:g}z"/>')
             marks.append(f'<path class="limit" d="M{edge:g} 0v{HEIGHT}"/>')
         if floor:
             marks.append(f'<path class="floor" d="M{self.x(floor):g} {HEIGHT}l-4 -6h8z"/>')
@@ -88,8 +95,44 @@ class Scale:
         return _svg("".join(marks), "plot")
 
 
-def _within(deviation: float | None, limit: float) -> bool:
-    return deviation is not None and deviation <= limit
+@dataclass(frozen=True)
+class Ratios:
+    """Ratios with their intervals on one log scale, from 1 / `most` to `most`, 1 in the middle."""
+
+    most: float
+
+    @classmethod
+    def of(cls, speeds: Iterable[Speed]) -> Ratios:
+        """The smallest scale that holds every ratio, interval and limit, within a factor of ten."""
+        ends = [
+            abs(math.log(value))
+            for speed in speeds
+            for value in (speed.ratio, speed.low, speed.high, speed.limit)
+            if value and math.isfinite(value)
+        ]
+        return cls(math.exp(min(max(ends, default=0.0), math.log(10)) or 1.0))
+
+    def _x(self, ratio: float) -> float:
+        share = math.log(ratio) / math.log(self.most) if ratio > 0 else -1.0
+        return round(WIDTH / 2 + min(max(share, -1), 1) * (WIDTH / 2 - _PAD), 1)
+
+    def axis(self) -> Markup:
+        """The scale itself."""
+        labels = [(self._x(value), f"{value:.2g}") for value in (1 / self.most, 1.0, self.most)]
+        return _svg("".join(f'<text x="{x:g}" y="13">{label}</text>' for x, label in labels), "axis")
+
+    def bar(self, speed: Speed) -> Markup:
+        """The ratio with its interval, and what is accepted."""
+        edge = self._x(speed.limit)
+        marks = [
+            f'<path class="zone" d="M0 0h{edge:g}v{HEIGHT}h-{edge:g}z"/><path class="limit" d="M{edge:g} 0v{HEIGHT}"/>'
+        ]
+        if speed.ratio is not None:
+            low, high = (self._x(end if end is not None else speed.ratio) for end in (speed.low, speed.high))
+            x, kind = self._x(speed.ratio), "beyond" if speed.blocks else "within"
+            marks.append(f'<path class="interval" d="M{low:g} 9H{high:g}"/>')
+            marks.append(f'<path class="{kind}" d="M{x - 3:g} 9a3 3 0 1 0 6 0a3 3 0 1 0-6 0"/>')
+        return _svg("".join(marks), "plot")
 
 
 def strip(rows: Sequence[LayerRow]) -> Markup:

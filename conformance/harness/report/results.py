@@ -89,27 +89,45 @@ class Excused(Record):
     upstream: Text | None = None
 
 
+class MeasuredCase(Record):
+    """One case of a check that ran a recorded list, and how it ended; ``remark`` holds whatever the verdict is."""
+
+    case: Annotated[Any, BeforeValidator(jsonable)]
+    verdict: Verdict
+    reason: Text | None = None
+    deviation: Number | None = None
+    floor: Number | None = None
+    limit: Number | None = None
+    remark: Text | None = None
+    replay: Text | None = None
+
+
 class Detail(BaseModel):
     """What a check has to say besides its figures; further keys are allowed and are kept as JSON.
 
-    ``expected`` and ``seen`` are the two values at the place of the deviation. ``stderr`` is what a build wrote before
-    it crashed. ``seed`` is that of the draws.
+    ``expected`` and ``seen`` are the two values at the place of the deviation. ``interval`` has the ends between which
+    noise leaves the true deviation, where it was estimated. ``stderr`` is what a build wrote before it crashed. ``seed``
+    is that of the draws. ``cases`` are all cases of a run that replayed a recorded list.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     layers: tuple[LayerRow, ...] | None = None
+    interval: tuple[Number, Number] | None = None
+    where: Text | None = None
     expected: Text | None = None
     seen: Text | None = None
     stderr: Text | None = None
     seed: int | None = None
     excused: Excused | None = None
+    cases: tuple[MeasuredCase, ...] | None = None
 
 
 class Check(Record):
     """One invariant, or one case family of it, on one model.
 
-    ``deviation``, ``floor`` and ``limit`` (the largest deviation that passes) share the unit that ``quantity`` names.
+    ``deviation``, ``floor`` and ``limit`` share the unit that ``quantity`` names. ``limit`` is the largest deviation that
+    passes, or the smallest where ``wants_more``.
     ``seconds`` is wall time, ``seconds_in_library`` the part of it spent inside the build under test. ``case`` is the
     drawn case that decided the verdict, ``replay`` a command that runs it again.
     """
@@ -124,6 +142,7 @@ class Check(Record):
     deviation: Number | None = None
     floor: Number | None = None
     limit: Number | None = None
+    wants_more: bool = False
     seconds: float = 0.0
     seconds_in_library: float = 0.0
     examples: int = 0
@@ -155,6 +174,13 @@ class Check(Record):
         detail = self.detail.model_copy(update={"excused": excused})
         return self.model_copy(update={"verdict": "KNOWN", "reason": jsonable(reason), "detail": detail})
 
+    def accepts(self, deviation: float | None) -> bool:
+        """Whether a deviation is on the right side of the limit, if there is one; None and NaN never are."""
+        if deviation is None or math.isnan(deviation):
+            return False
+        limit = deviation if self.limit is None else self.limit
+        return deviation >= limit if self.wants_more else deviation <= limit
+
     @property
     def has_run(self) -> bool:
         """False for a check that is planned only."""
@@ -164,10 +190,8 @@ class Check(Record):
     def _verdict_fits(self) -> Check:
         if self.verdict in ("KNOWN", "SKIPPED", "UNKNOWN") and not self.reason:
             raise ValueError(f"{self.id} on {self.model}: {self.verdict} needs a reason")
-        if self.verdict == "PASS" and self.deviation is not None:
-            limit = math.inf if self.limit is None else self.limit
-            if not self.deviation <= limit:
-                raise ValueError(f"{self.id} on {self.model}: a deviation of {self.deviation} cannot pass")
+        if self.verdict == "PASS" and self.deviation is not None and not self.accepts(self.deviation):
+            raise ValueError(f"{self.id} on {self.model}: a deviation of {self.deviation} cannot pass")
         return self
 
 

@@ -44,14 +44,14 @@ def render_summary(results: Results) -> str:
 
 def _head(results: Results) -> Iterator[str]:
     opening, colon, rest = results.summary.line.partition(": ")
-    build = _text(str(results.build.get("version") or ""))
-    yield f"## {_text(opening)}{': ' if build else ''}{build}"
+    build = cell(str(results.build.get("version") or ""))
+    yield f"## {cell(opening)}{': ' if build else ''}{build}"
     if colon:
-        yield _text(rest, _BLOCK)
+        yield cell(rest, _BLOCK)
     counts = [f"{count} {verdict}" for verdict in VERDICTS[::-1] if (count := results.summary.counts.get(verdict))]
     facts = {"build digest": results.build.get("digest")}
     facts |= {key: results.settings.get(key) for key in ("profile", "seed", "fault")}
-    said = [f"{name} {_text(str(value))}" for name, value in facts.items() if value is not None]
+    said = [f"{name} {cell(str(value))}" for name, value in facts.items() if value is not None]
     yield "; ".join([", ".join([*counts, f"{results.summary.not_applicable} not applicable"]), *said])
 
 
@@ -61,7 +61,7 @@ def _table(groups: dict[str, list[Check]]) -> Iterator[str]:
         counts = Counter(check.verdict for check in checks)
         verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS[::-1] if counts[verdict])
         informative = "" if checks[0].required else " (informative)"
-        rows.append(f"| {_text(id)} | {_text(checks[0].title)}{informative} | {verdicts} | {_text(worst(checks))} |")
+        rows.append(f"| {cell(id)} | {cell(checks[0].title)}{informative} | {verdicts} | {cell(worst(checks))} |")
     yield "\n".join(rows)
     yield from _more(len(groups) - _ROWS, "statements")
 
@@ -73,18 +73,18 @@ def _failures(groups: dict[str, list[Check]]) -> Iterator[str]:
         yield "### What did not pass"
     for first, *others in sorted(failed, key=lambda bad: -badness(bad[0]))[:_FAILURES]:
         informative = "" if first.required else " (informative)"
-        yield f"**{first.verdict} {_text(first.id)}** on {_text(first.model)}{informative}: {_text(first.title)}"
-        yield _block("\n".join(describe(first)))
+        yield f"**{first.verdict} {cell(first.id)}** on {cell(first.model)}{informative}: {cell(first.title)}"
+        yield block("\n".join(describe(first)))
         if others:
             names = ", ".join(f"{check.model} ({check.verdict})" for check in others)
-            yield f"Also on {_text(names)}"
+            yield f"Also on {cell(names)}"
     yield from _more(len(failed) - _FAILURES, "statements did not pass")
 
 
 def _not_run(results: Results) -> Iterator[str]:
     named = [f"{id} on {', '.join(models)}" for id, models in models_not_run(results.checks).items()]
     if named:
-        yield f"Not run: {_text('; '.join(named), _BLOCK)}"
+        yield f"Not run: {cell('; '.join(named), _BLOCK)}"
 
 
 def _known(results: Results) -> Iterator[str]:
@@ -100,13 +100,13 @@ def _known_line(check: Check) -> str:
     upstream = excused.upstream if excused else None
     link = f" ([upstream]({_address(upstream)}))" if upstream and is_link(upstream) else ""
     showed = f", a {excused.verdict}" if excused else ""
-    return f"- {_text(check.id)} on {_text(check.model)}{showed}: {_text(check.reason or '')}{link}"
+    return f"- {cell(check.id)} on {cell(check.model)}{showed}: {cell(check.reason or '')}{link}"
 
 
 def _notes(results: Results) -> Iterator[str]:
     if results.notes:
         yield "### Notes"
-        yield "\n".join(f"- {_text(note)}" for note in results.notes[:_NOTES])
+        yield "\n".join(f"- {cell(note)}" for note in results.notes[:_NOTES])
     yield from _more(len(results.notes) - _NOTES, "notes")
 
 
@@ -114,14 +114,14 @@ def _more(count: int, noun: str) -> Iterable[str]:
     return [f"And {count} more {noun}: see report.html."] if count > 0 else []
 
 
-def _text(words: str, length: int = _SENTENCE) -> str:
+def cell(words: str, length: int = _SENTENCE) -> str:
     """Words on one line that Markdown and HTML show as they are."""
     line = " ".join(clipped(printable(words), length).split())
     escaped = _MARKS.sub(r"\\\1", line.replace("&", "&amp;"))
     return escaped.replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _block(text: str) -> str:
+def block(text: str) -> str:
     """A fenced block, its fence longer than any run of backticks inside."""
     content = clipped(printable(text), _BLOCK)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", content)), default=0))

@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.harness.report.results import VERDICTS, Check, NotApplicable, Results, Verdict
-from conformance.harness.report.wording import describe, models_not_concerned, models_not_run, printable, worst
+from conformance.harness.report.wording import (
+    describe,
+    estimated,
+    models_not_concerned,
+    models_not_run,
+    printable,
+    worst,
+)
 
 _STYLES: dict[Verdict, str] = {
     "PASS": "green",
@@ -31,6 +38,9 @@ def print_results(results: Results, console: Console) -> None:
     Readable at 80 columns and without colour; a wider terminal shows more of the titles. The last line is the verdict.
     """
     console.print(_table(results, console.width))
+    for check in results.checks:
+        if check.verdict == "PASS" and (figures := estimated(check)):
+            console.print(_text(f"measured: {check.id} on {check.model}: {figures}"))
     for (id, reason), models in _known(results.checks).items():
         console.print(_text(f"KNOWN {id} on {', '.join(models)}: {reason}"))
     for check in results.checks:
@@ -65,14 +75,19 @@ def _not_concerned(pairs: Iterable[NotApplicable]) -> Mapping[tuple[tuple[str, .
 
 
 def _table(results: Results, width: int) -> Table:
-    """The titles give way where ``width`` is short; many verdicts wrap; nothing else does."""
     checks: dict[str, list[Check]] = {}
     for check in results.checks:
         checks.setdefault(check.id, []).append(check)
     rows = [_row(id, group) for id, group in checks.items()]
-    headings = ("id", "title", "models", "worst / floor", "s")
+    return fitting_table(("id", "title", "models", "worst / floor", "s"), rows, width)
+
+
+def fitting_table(headings: Sequence[str], rows: Sequence[Sequence[Text]], width: int) -> Table:
+    """A table of ids, titles, verdicts, and figures if any: the titles give way where ``width`` is short, many verdicts
+    wrap, and nothing else does.
+    """
     widths = [max([len(heading), *(len(row[column]) for row in rows)]) for column, heading in enumerate(headings)]
-    widths[_VERDICTS] = min(widths[_VERDICTS], _WIDEST_VERDICTS)
+    widths[_VERDICTS] = min(widths[_VERDICTS], max(_WIDEST_VERDICTS, len(headings[_VERDICTS])))
     others = sum(widths) - widths[_TITLE] + _GAP * (len(headings) - 1)
     widths[_TITLE] = min(widths[_TITLE], max(width - others, _NARROWEST_TITLE))
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
@@ -84,12 +99,17 @@ def _table(results: Results, width: int) -> Table:
     return table
 
 
-def _row(id: str, checks: list[Check]) -> tuple[Text, ...]:
+def id_and_title(id: str, title: str) -> tuple[Text, Text]:
+    """An invariant's id, and its title behind the words of the case family, if it is one."""
     invariant, _, family = id.partition("/")
-    title = f"{family.replace('-', ' ')}: {checks[0].title}" if family else checks[0].title
+    return _text(invariant), _text(f"{family.replace('-', ' ')}: {title}" if family else title)
+
+
+def _row(id: str, checks: list[Check]) -> tuple[Text, ...]:
     informative = "" if checks[0].required else " (informative)"
     seconds = f"{sum(check.seconds for check in checks):.1f}"
-    return _text(invariant), _text(title + informative), _verdicts(checks), Text(worst(checks)), Text(seconds)
+    named = id_and_title(id, checks[0].title + informative)
+    return *named, _verdicts(checks), Text(worst(checks)), Text(seconds)
 
 
 def _verdicts(checks: list[Check]) -> Text:

@@ -66,7 +66,7 @@ def _tally(checks: Sequence[Check], not_applicable: Sequence[NotApplicable]) -> 
     known = [check for check in checks if check.verdict == "KNOWN"]
     if known:
         reasons = dict.fromkeys(f"{check.id}, {(check.reason or '').partition(': ')[0]}" for check in known)
-        yield f"{len(known)} known failure{'s' * (len(known) > 1)} ({_first(list(reasons))})"
+        yield f"{len(known)} known failure{'s' * (len(known) > 1)} ({in_short(list(reasons))})"
     informative = [check for check in checks if not check.required and check.verdict not in ("PASS", "KNOWN")]
     if informative:
         yield f"{len(informative)} informative not passing ({_named(informative)})"
@@ -79,7 +79,7 @@ def _named(checks: Sequence[Check]) -> str:
     models: dict[tuple[Verdict, str, bool], list[str]] = {}
     for check in sorted(checks, key=lambda check: -VERDICTS.index(check.verdict)):
         models.setdefault((check.verdict, check.id, check.has_run), []).append(check.model)
-    return _first(
+    return in_short(
         [
             f"{id_} {_SAYS[verdict] if has_run else 'was not run on'} {', '.join(names)}"
             for (verdict, id_, has_run), names in models.items()
@@ -87,6 +87,7 @@ def _named(checks: Sequence[Check]) -> str:
     )
 
 
-def _first(sentences: Sequence[str]) -> str:
+def in_short(sentences: Sequence[str]) -> str:
+    """The first few of some sentences, and how many more there are."""
     more = len(sentences) - _NAMED
     return "; ".join([*sentences[:_NAMED], *([f"and {more} more"] if more > 0 else [])])

@@ -26,11 +26,34 @@ def figure(value: float | None) -> str:
 
 def worst(checks: Iterable[Check]) -> str:
     """The deviation that comes closest to failing, with the floor of the same check: "3.1e-2 / 2.0e-13"."""
-    measured = [(check.deviation, check.floor) for check in checks if check.deviation is not None]
+    measured = [(check.deviation, check) for check in checks if check.deviation is not None]
     if not measured:
         return "-"
-    deviation, floor = max(measured, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])
-    return f"{figure(deviation)} / {figure(floor)}"
+
+    def closeness(pair: tuple[float, Check]) -> float:
+        deviation, check = pair
+        return math.inf if math.isnan(deviation) else -deviation if check.wants_more else deviation
+
+    deviation, check = max(measured, key=closeness)
+    return f"{figure(deviation)} / {figure(check.floor)}"
+
+
+def accepted(check: Check) -> str:
+    """Which deviations pass: "up to 3.1e-2", "from 1.0e+3 up", "exact only", or a dash where nothing says."""
+    if check.limit is None:
+        return "-"
+    if check.wants_more:
+        return f"from {figure(check.limit)} up"
+    return "exact only" if check.limit == 0 else f"up to {figure(check.limit)}"
+
+
+def estimated(check: Check) -> str | None:
+    """A figure with its interval and what was measured for it, on one line; None where nothing was estimated."""
+    if check.deviation is None or check.detail.interval is None:
+        return None
+    low, high = check.detail.interval
+    figures = f"{check.deviation:.3g} ({low:.3g} to {high:.3g})"
+    return f"{figures}, {check.detail.where}: {check.detail.seen}, against {check.detail.expected}"
 
 
 def is_link(text: str) -> bool:
@@ -59,9 +82,9 @@ def tally_of_layers(check: Check) -> str | None:
     unequal = [row for row in layers if not row.equal]
     if not unequal:
         return f"all {len(layers)} rows equal"
-    accepted = f" by no more than the accepted {figure(check.limit)}" if check.verdict == "PASS" else ""
+    within = f" by no more than the accepted {figure(check.limit)}" if check.verdict == "PASS" else ""
     seen = f": {unequal[0].first}" if unequal[0].first else ""
-    return f"{len(unequal)} of {len(layers)} rows differ{accepted}, first {place(unequal[0])}{seen}"
+    return f"{len(unequal)} of {len(layers)} rows differ{within}, first {place(unequal[0])}{seen}"
 
 
 def models_not_run(checks: Iterable[Check]) -> Mapping[str, list[str]]:
@@ -90,8 +113,11 @@ def describe(check: Check) -> Iterator[str]:
         yield f"it ended in {excused.verdict}{reason}"
     if check.deviation is not None:
         quantity = f" ({check.quantity})" if check.quantity else ""
-        limit = "" if check.limit is None else f"; accepted up to {figure(check.limit)}"
-        yield f"deviation {figure(check.deviation)}{quantity} against a noise floor of {figure(check.floor)}{limit}"
+        limit = "" if check.limit is None else f"; accepted: {accepted(check)}"
+        noise = f" against a noise floor of {figure(check.floor)}"
+        if interval := check.detail.interval:
+            noise = f", which noise leaves between {figure(interval[0])} and {figure(interval[1])}"
+        yield f"deviation {figure(check.deviation)}{quantity}{noise}{limit}"
     if layers := tally_of_layers(check):
         yield printable(layers)
     if check.case is not None:

@@ -1,9 +1,11 @@
-"""Sequence states as bytes: parse a blob of any build, count it, compare two layer by layer, edit rows in place."""
+"""Sequence states as bytes: parse a blob of any build, count it, compare two layer by layer, edit rows in place,
+splice two, make one longer.
+"""
 
 from .blob import SequenceFile, is_sequence_file, parse, split_file
 from .census import Census, census
 from .compare import Difference, LayerComparison, PartDeviation, at_positions_of, compare, first_difference
-from .edit import part, splice
+from .edit import lengthened, part, splice
 from .sequence import (
     AttentionCache,
     AttentionLayer,
@@ -38,6 +40,7 @@ __all__ = [
     "compare",
     "first_difference",
     "is_sequence_file",
+    "lengthened",
     "parse",
     "part",
     "splice",

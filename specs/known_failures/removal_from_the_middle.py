@@ -1,0 +1,57 @@
+"""A range is removed from the middle of a recurrent model, and the recurrent state still holds it.
+
+python removal_from_the_middle.py MODEL.gguf     exit code 1, or the death of the process, when the fault shows
+"""
+import ctypes, sys
+import numpy as np
+import llama_cpp as L
+
+L.llama_log_set(LOG := L.llama_log_callback(lambda *_: None), None)
+MODEL = L.llama_model_load_from_file(sys.argv[1].encode(), L.llama_model_default_params())
+N_VOCAB = L.llama_vocab_n_tokens(L.llama_model_get_vocab(MODEL))
+T = np.random.default_rng(0).integers(0, N_VOCAB, 4096).astype(np.int32)
+
+def context(**settings):
+    p = L.llama_context_default_params()
+    usual = dict(n_ctx=2048, n_batch=2048, n_ubatch=512, n_threads=1, n_threads_batch=1, flash_attn_type=0, swa_full=False)
+    for name, value in {**usual, **settings}.items():
+        setattr(p, name, value)
+    return L.llama_init_from_model(MODEL, p)
+
+def dec(c, tokens, start, seq=0):
+    b, n = L.llama_batch_init(len(tokens), 0, 8), len(tokens)
+    b.n_tokens = n
+    for i in range(n):
+        ids = [seq] if isinstance(seq, int) else seq[i]
+        b.token[i], b.n_seq_id[i], b.logits[i] = int(tokens[i]), len(ids), 1
+        b.pos[i] = start + i if isinstance(start, int) else start[i]
+        for j, id in enumerate(ids):
+            b.seq_id[i][j] = id
+    return L.llama_decode(c, b) or np.ctypeslib.as_array(L.llama_get_logits(c), (n, N_VOCAB)).copy()
+
+def memory(c, call, *arguments):
+    return getattr(L, "llama_memory_" + call)(L.llama_get_memory(c), *arguments)
+
+def save(c, seq=0, flags=0):
+    blob = (ctypes.c_uint8 * L.llama_state_seq_get_size_ext(c, seq, flags))()
+    n = L.llama_state_seq_get_data_ext(c, blob, len(blob), seq, flags)
+    return bytes(blob[:n])
+
+def load(c, blob, seq=0, flags=0):
+    return L.llama_state_seq_set_data_ext(c, (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob), len(blob), seq, flags)
+
+def verdict(expected, seen, what=""):
+    far = float(expected != seen) if not isinstance(seen, np.ndarray) else ((seen - expected) ** 2).sum() / (expected**2).sum()
+    first = (expected[0, :3], seen[0, :3]) if isinstance(seen, np.ndarray) else (expected, seen)
+    print(what, "expected %s, seen %s; nmse or 1 where not equal: %.2g" % (*first, far))
+    sys.exit(bool(far > 1e-5))
+
+c = context()
+dec(c, T[:100], 0)
+agreed = memory(c, "seq_rm", 0, 40, 60)
+seen = dec(c, T[200:203], 100)
+k = context()
+text = T[:100] if not agreed else np.concatenate([T[:40], T[60:100]])
+dec(k, text, 0)
+expected = dec(k, T[200:203], len(text))
+verdict(expected, seen, f"the removal returned {agreed};")
