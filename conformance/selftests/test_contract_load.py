@@ -322,3 +322,4 @@ def test_what_is_not_a_finite_number_never_passes(rule: str) -> None:
 @given(st.data(), st.integers(-5, 5), st.integers(0, 10))
 def test_a_range_is_closed_at_both_ends(data: st.DataObject, low: int, more: int) -> None:
     assert low <= data.draw(Space(range=(low, low + more)).strategy()) <= low + more
+    assert data.draw(Space(range=(low, low + more), longest=True).strategy()) == low + more

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from conformance.harness.contract.schema import Kind
+from conformance.harness.exam import plugin
+from conformance.harness.exam.check import every_check
 from conformance.harness.exam.examination import contract
 from conformance.harness.exam.session import Options, Session, UsageError, architectures
 from conformance.harness.report.store import read_results
@@ -98,6 +101,17 @@ def test_times_are_taken_after_all_else_and_decide_only_when_asked(tmp_path: Pat
     done = run(tmp_path / "strict", *slow, "--strict-timing", "-k", "DC-03")
     assert done.returncode == 1
     assert "DC-03/recurrent fails on mamba2-mini" in done.stdout
+
+
+@pytest.mark.parametrize("id", ["DC-02", "DC-03/recurrent"])
+def test_a_worker_leaves_what_must_run_alone_to_the_controller(id: str) -> None:
+    config: Any = SimpleNamespace(workerinput={}, stash={plugin._SESSION: None, plugin._CONTRACT: contract()})
+    request: Any = SimpleNamespace(config=config, param="mamba2-mini", node=SimpleNamespace(user_properties=[]))
+    nothing: Any = None  # neither a session nor a child: whatever ran would fail
+    plugin._Exam(request, nothing).take(every_check()[id])
+    assert request.node.user_properties == [(plugin._POSTPONED, json.dumps([id, "mamba2-mini"]))]
+    with pytest.raises(AttributeError):
+        plugin._Exam(request, nothing).take(every_check()["AR-01"])
 
 
 def test_two_runs_do_not_share_a_report(tmp_path: Path) -> None:
