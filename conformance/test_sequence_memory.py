@@ -822,13 +822,13 @@ def test_a_random_walk_over_all_calls_finds_nothing_that_is_not_known(bench: Ben
 def test_a_state_saved_before_a_shift_is_applied_equals_one_saved_after(bench: Bench, case: Pending) -> Deviation:
     text, following = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
     rows = []
+    settings = _settings(n_seq_max=2)
     for pending in (True, False):
-        with bench.used_context(_settings()) as context, bench.used_context(_settings()) as elsewhere:
+        with bench.used_context(settings) as context, bench.used_context(settings) as elsewhere:
             _close_a_gap(context, text, case)
             kept = case.prefix_tokens - case.removed
-            if not pending:  # decoding applies the shift; the token is taken back
-                context.decode(following[:1], start=kept)
-                context.seq_rm(0, kept)
+            if not pending:  # decoding, into whatever sequence, applies the shift
+                context.decode(following[:1], sequence=1)
             elsewhere.restore(context.save())
             rows.append(elsewhere.decode(following, start=kept, outputs="all"))
     return of_logits(*rows)

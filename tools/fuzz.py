@@ -86,7 +86,7 @@ def _table(found: list[Found]) -> Table:
         name = f"KNOWN {each.cluster}" if each.known else each.cluster
         table.add_row(
             name,
-            each.model,
+            Path(each.model).stem,
             str(each.count),
             str(len(each.calls)),
             deviation,

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from conformance.harness.contract.schema import Kind
 from conformance.harness.exam import plugin
 from conformance.harness.exam.check import every_check
 from conformance.harness.exam.examination import contract
-from conformance.harness.exam.session import Options, Session
+from conformance.harness.exam.session import Options, Session, UsageError, architectures
 from conformance.harness.report.store import read_results
-from fixtures import models
+from fixtures import auto, models
 from fixtures.trained import TRAINED
 
 from .conftest import ROOT, replayed
@@ -180,6 +181,7 @@ def test_the_cases_of_a_run_can_be_run_again(tmp_path: Path) -> None:
         (["-n", "-3"], "give a number of processes"),
         (["--report", ""], "--report: no folder named"),
         (["--model", "/nonexistent.gguf"], "give the path of a GGUF"),
+        (["--arch", "no-such-thing"], "unknown model architecture"),
         (["--no-such-option"], "unrecognized arguments"),
     ],
 )
@@ -207,3 +209,31 @@ def test_a_trained_model_that_was_not_fetched_is_named_with_what_to_do(tmp_path:
     assert {pair.id for pair in others} == {each.id for each in contract() if trained.name in each.models}
     assert {pair.reason for pair in others} == {trained.absence}
     assert "tools.models fetch smollm2-135m" in trained.absence
+
+
+def made(arch: str, path: Path | None, *kinds: Kind, reason: str = "") -> auto.AutoModel:
+    return auto.AutoModel(arch=arch, path=path, kinds=kinds, reason=reason)
+
+
+def test_a_sweep_examines_what_was_made_and_says_what_was_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gguf = tmp_path / "some.gguf"
+    there = {
+        "some": made("some", gguf, "attention", "sliding_window"),
+        "plain": made("plain", gguf, "attention"),
+        "other": made("other", None, reason="it aborted"),
+    }
+    monkeypatch.setattr(auto, "known_architectures", lambda build: tuple(there))
+    monkeypatch.setattr(auto, "auto_model", lambda arch, build: there[arch])
+
+    def chosen(profile: str, models: tuple[str, ...] = (), *names: str) -> tuple[list[str], dict[str, str]]:
+        subjects, unmade = architectures(Options("b", models, profile, tmp_path, architectures=names), contract())
+        assert all(subject.is_made and not subject.is_fixture for subject in subjects)
+        return [subject.name for subject in subjects], unmade
+
+    assert chosen("smoke") == ([], {})
+    assert chosen("smoke", (), "all") == (["some"], {"other": "it aborted"})
+    assert chosen("smoke", (), "plain") == (["plain"], {})
+    assert chosen("deep") == (["some"], {"other": "it aborted"})
+    assert chosen("deep", ("mine.gguf",)) == ([], {})
+    with pytest.raises(UsageError, match="--arch other: it aborted"):
+        chosen("smoke", (), "other")

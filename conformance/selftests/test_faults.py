@@ -61,6 +61,7 @@ def examined(looks: dict[object, Acquaintance], child: Child, id: str, setup: Se
         examples=examples,
         seed=0,
         acquaintance=looks[setup, floors],
+        ceiling=CONTRACT.ceilings[looks[setup, floors].weights],
         child=child,
     ).take(CHECKS[id])
 

@@ -20,7 +20,7 @@ from conformance.harness.arms.reference import AgentReference
 from conformance.harness.arms.replay import ArmParts
 from conformance.harness.arms.terminal_slot import place
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
-from conformance.harness.contract.schema import Kind
+from conformance.harness.contract.schema import Kind, Weights
 from conformance.harness.engine import (
     Blob,
     CacheSide,
@@ -52,6 +52,7 @@ Tokens = npt.NDArray[np.int32]
 Piece = tuple[npt.NDArray[Any], npt.NDArray[np.int32]]
 """What is decoded next and at which positions: tokens int32 [n] at [n], or embeddings float32 [n, n_embd] at [4, n]."""
 Floor = Literal["repeat", "threads", "ubatch"]
+_FLOAT32_BYTES = 4
 Flash = Literal["off", "on"]
 
 _UNDER = ", flash attention "
@@ -137,6 +138,7 @@ class Acquaintance:
             and no check that compares logits would mean anything.
         prefill_tokens_per_second: of a short text, flash attention off.
         n_bytes: size of the weights.
+        weights: whether all of them are float32; narrower ones are computed with in other ways at other batch sizes.
 
     """
 
@@ -146,6 +148,7 @@ class Acquaintance:
     prefill_tokens_per_second: float
     n_bytes: int
     remembers: bool = True
+    weights: Weights = "float32"
 
     def beside(self, other: Acquaintance) -> Acquaintance:
         """What holds under both of two builds: the larger noise, the slower speed, what works in both."""
@@ -165,6 +168,7 @@ class Acquaintance:
             "floors": {f"{floor}{_UNDER}{flash}": asdict(noise) for (floor, flash), noise in self.floors.items()},
             "prefill_tokens_per_second": round(self.prefill_tokens_per_second),
             "weight_bytes": self.n_bytes,
+            "weights": self.weights,
         }
 
     @classmethod
@@ -180,6 +184,7 @@ class Acquaintance:
             floors,
             record["prefill_tokens_per_second"],
             record["weight_bytes"],
+            weights=record["weights"],
         )
 
 
@@ -413,6 +418,7 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
         floors=measured,
         prefill_tokens_per_second=speed,
         n_bytes=bench.model.n_bytes,
+        weights="float32" if bench.model.n_bytes >= _FLOAT32_BYTES * bench.model.n_parameters else "narrower",
         remembers=_remembers(bench),
     )
 

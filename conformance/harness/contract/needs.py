@@ -53,8 +53,8 @@ def applies(invariant: Invariant, subject: Subject) -> str | None:
         return f"{invariant.id} does not list {subject.name}"
     if invariant.only_listed and subject.name not in invariant.models:
         return f"{invariant.id} is about {_either(invariant.models)} and no other model"
-    if invariant.alone and subject.is_made:
-        return f"measures time, which that of {subject.name}, made for its architecture, says nothing about"
+    if subject.is_made and invariant.alone:
+        return f"{invariant.id} measures times, which mean nothing on a model made for its architecture"
     needs = invariant.needs
     if needs.kinds and subject.kinds is not None and subject.kinds.isdisjoint(needs.kinds):
         return f"needs {_either(KINDS[kind] for kind in needs.kinds)}; {subject.name} has {_memory(subject.kinds)}"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from datetime import date
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from hypothesis import strategies as st
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -362,6 +362,34 @@ class Accept(Entry):
         """Whether ``deviation`` passes. A deviation that is not a number, or a floor that is not finite, never does."""
         limit = self.limit(floor)
         return math.isfinite(floor) and (limit <= deviation < math.inf if self.wants_more else deviation <= limit)
+
+
+class Ceiling(Entry):
+    """The most noise that a limit may be built on, as NMSE of logits and of the worst layer of a state."""
+
+    logits: Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
+    state: Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
+    because: Text
+
+    def of(self, quantity: str) -> float:
+        """The ceiling for a quantity."""
+        return self.state if quantity == "state" else self.logits
+
+
+Weights = Literal["float32", "narrower"]
+
+
+class NoiseCeilings(Entry):
+    """``specs/noise.yaml``: ceilings by the type of a model's weights."""
+
+    ceilings: dict[Weights, Ceiling]
+
+    @model_validator(mode="after")
+    def _complete(self) -> NoiseCeilings:
+        missing = [weights for weights in get_args(Weights) if weights not in self.ceilings]
+        if missing:
+            raise wrong(f"no ceiling for {' and '.join(missing)} weights", "add it")
+        return self
 
 
 class Figure(Entry):

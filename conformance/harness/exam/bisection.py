@@ -104,6 +104,7 @@ def read_check(build: str, model: str, id: str, contract: Contract, profile: str
             examples=sizing.examples,
             seed=seed,
             acquaintance=look.acquaintance,
+            ceiling=contract.ceilings[look.acquaintance.weights],
             child=child,
         ).take(every_check()[id])
     value = _VALUES.get(check.verdict, "untestable")

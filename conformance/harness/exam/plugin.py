@@ -312,6 +312,7 @@ def _examined(config: pytest.Config, child: Child, check: BoundCheck, model: str
         examples=sizing.examples,
         seed=options.seed,
         acquaintance=look.acquaintance,
+        ceiling=specs.ceilings[look.acquaintance.weights],
         child=child,
         recorded=None if options.cases is None else options.cases.get((check.id, model), []),
         database=None if options.fault else config.rootpath / ".hypothesis" / "conformance" / check.id / model,
@@ -492,7 +493,8 @@ class _Controller:
         if entry is None:
             return check
         if check.verdict == "PASS":
-            self._notes.append(entry.cured(check.model))
+            if not self._session.look(check.model).subject.is_made:  # what a kind shows, not every architecture must
+                self._notes.append(entry.cured(check.model))
         elif entry.explains(check.verdict):
             return check.excuse(f"{entry.reason}: {entry.entry.note}", entry.where, entry.entry.upstream)
         return check

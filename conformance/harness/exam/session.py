@@ -253,7 +253,7 @@ def prepare(options: Options, contract: Contract) -> Session:
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
     chosen = options.models or (() if options.architectures else fixtures_here(options.profile))
-    made, unmade = _architectures(options, contract)
+    made, unmade = architectures(options, contract)
     subjects = [*(subject_of(name) for name in chosen), *made]
     absent = {} if options.models or options.architectures else _absent(options.profile)
     if len({subject.name for subject in subjects}) < len(subjects):
@@ -276,7 +276,7 @@ def prepare(options: Options, contract: Contract) -> Session:
     return Session(options, identity, looks, _sized(options, contract, looks), absent=absent, unmade=unmade)
 
 
-def _architectures(options: Options, contract: Contract) -> tuple[list[Subject], dict[str, str]]:
+def architectures(options: Options, contract: Contract) -> tuple[list[Subject], dict[str, str]]:
     """The models made for their architecture, and why others cannot be.
 
     Raises:

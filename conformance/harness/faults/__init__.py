@@ -515,6 +515,13 @@ FAULTS: dict[str, Fault] = {
         "qwen35-mini",
         lies.ShiftForgotten,
     ),
+    "noisy": Fault(
+        "logits of micro-batches of every size are half a percent apart, so that the measured noise would excuse anything",
+        ("BT-01",),
+        "qwen3-mini",
+        lies.Noisy,
+        verdict="UNKNOWN",
+    ),
     "starts-wrong": Fault(
         "another token is decoded first in sequence 1 and in micro-batches of less than 8",
         (

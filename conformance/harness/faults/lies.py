@@ -523,6 +523,15 @@ class StartsWrong(Context):
         return super().process(batch)
 
 
+class Noisy(Context):
+    """Rounds so coarsely that micro-batches of every size give logits of their own, half a percent of their energy apart."""
+
+    def logits(self, n_outputs: int) -> Logits:
+        rows = super().logits(n_outputs)
+        noise = np.random.default_rng(self.settings.n_ubatch).standard_normal(rows.shape, np.float32)
+        return np.asarray(rows + 0.05 * rows.std() * noise, np.float32)
+
+
 class SequencesMixedUp(Context):
     """Gives the logits of several sequences in another order, and drops all but the first id of a shared token."""
 

@@ -107,12 +107,17 @@ class Search:
                 self.seconds = time.perf_counter() - begin
                 self.say(self.line())
 
+    @property
+    def _model(self) -> str:
+        """The model's name: a file's without its folder."""
+        return Path(self.setup.model).stem
+
     def line(self) -> str:
         """How far it is, in a line."""
         rate = self.calls / self.seconds if self.seconds else 0.0
         known = sum(found.known is not None for found in self.found.values())
         return (
-            f"{self.setup.model}: {self.seconds:.0f} s, {self.walks} walks, {self.calls} calls, {rate:.0f} calls/s, "
+            f"{self._model}: {self.seconds:.0f} s, {self.walks} walks, {self.calls} calls, {rate:.0f} calls/s, "
             f"{len(self.found)} findings ({known} known)"
         )
 
@@ -219,7 +224,7 @@ class Search:
         self._keep(kept)
 
     def _keep(self, found: Found) -> None:
-        (self.folder / f"{found.slug}-{found.model}.json").write_text(json.dumps(asdict(found), indent=1))
+        (self.folder / f"{found.slug}-{self._model}.json").write_text(json.dumps(asdict(found), indent=1))
 
 
 def _kind(memory: Mapping[str, Any]) -> str:
