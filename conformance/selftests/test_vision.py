@@ -12,11 +12,13 @@ import pytest
 from PIL import Image as Picture
 
 from conformance.harness.arms.reading import PIXELS_PER_TOKEN, Reader, drawn_pixels, encoder_of, pixels_of, try_vision
+from conformance.harness.bench import Setup, measure
 from conformance.harness.engine import Library, Model, ModelError, Pixels, Vision, abi, has_vision
 from conformance.harness.engine import library as library_module
 from conformance.harness.engine.child import Child
+from conformance.harness.exam.check import check_of
 from conformance.harness.prompts.layouts import PromptError
-from conformance.harness.prompts.transcript import Screenshot
+from conformance.harness.prompts.transcript import Screenshot, Step, Text, Transcript
 from fixtures import models
 from fixtures.vision import VisionTower
 
@@ -132,6 +134,22 @@ def test_a_screenshot_must_be_what_its_transcript_says(vision: Vision, model: Mo
     with pytest.raises(PromptError, match="--mmproj"):
         Reader(model).image(Screenshot(width=4, height=3, path="a.png"))
     assert pixels_of(str(tmp_path / "a.png")).shape == (96, 128, 3)
+
+
+def test_a_gate_of_a_millionth_would_miss_the_swapped_axes_of_a_small_image_that_bits_show() -> None:
+    task = Transcript(
+        preamble=Text.drawn(0, 200),
+        steps=(Step(screenshot=Screenshot(width=2, height=2, seed=3), action=Text.drawn(10, 2)),),
+        closing=Text.drawn(5, 60),
+    )
+    check = check_of("conformance.test_agent_arms:test_each_step_of_the_terminal_slot_equals_a_prefill_from_scratch")
+    case = check.case.model_validate({"transcript": task, "window": 1, "ubatch": 512, "checkpoints": "partial"})
+    swapped, true = (
+        measure(Setup("bundled", "holo3-mini", fault), check.body, case).deviation.value
+        for fault in ("axes-swapped", None)
+    )
+    assert true == 0
+    assert 1e-10 < swapped < 1e-6
 
 
 def test_the_example_of_the_docs_runs() -> None:

@@ -363,7 +363,9 @@ class ProfiledRun:
 
 def checkpoints_for(model: Model) -> CheckpointKind:
     """How a model's states are kept: not at all where a removal is enough, else the part that no removal brings back."""
-    return "partial" if model.is_recurrent or model.is_hybrid or model.n_swa > 0 else "removal"
+    if not (model.is_recurrent or model.is_hybrid or model.n_swa > 0):
+        return "removal"
+    return "partial" if model.library.has("llama_state_seq_get_data_ext") else "full"
 
 
 @dataclass(frozen=True)

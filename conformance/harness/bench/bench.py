@@ -20,6 +20,8 @@ from conformance.harness.arms.reference import AgentReference
 from conformance.harness.arms.replay import ArmParts
 from conformance.harness.arms.terminal_slot import place
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
+from conformance.harness.contract.known import BuildName
+from conformance.harness.contract.needs import Subject
 from conformance.harness.contract.schema import Kind, Weights
 from conformance.harness.engine import (
     Blob,
@@ -304,6 +306,19 @@ class Bench:
         return Reader(self.model, self.arm_parts.embeddings(encoder_of(self.vision)) if pixels else None)
 
     @property
+    def subject(self) -> Subject:
+        """The model, by the name it has in a report, with the kinds of memory that the build gives it."""
+        path = self.setup.model_path
+        is_fixture = self.setup.model in (*models.names(), *TRAINED)
+        return Subject(self.setup.model if is_fixture else path.stem, path, memory_kinds(self.model))
+
+    @property
+    def build_name(self) -> BuildName:
+        """What the build is called among known failures."""
+        identity = self.library.identity()
+        return BuildName(identity.build_number, identity.package, identity.package_version, identity.digest)
+
+    @property
     def layers(self) -> LayerMap | None:
         """Which model layer each layer of a blob is; None where the metadata does not tell."""
         census = self.census
@@ -350,8 +365,8 @@ class Bench:
         That is so when a sliding window has left cells behind: they are not saved, and the rest moves together. Sums over
         cells are then taken in another order, and bits need not agree.
         """
-        window = self.census.sliding_window
-        return window is not None and n_tokens > window
+        window = self.census.sliding_window or self.model.n_swa  # the build knows more architectures than the census
+        return 0 < window < n_tokens
 
     def close(self) -> None:
         """Free the model and what reads images for it."""
@@ -377,6 +392,12 @@ def measure(setup: Setup, body: Callable[[Bench, Any], Deviation], case: Any) ->
     before = bench.library.seconds
     deviation = body(bench, case)
     return Measurement(deviation, bench.library.seconds - before)
+
+
+def introduce(setup: Setup) -> tuple[Subject, BuildName]:
+    """Load a model in a build and say what both are called."""
+    bench = bench_of(setup)
+    return bench.subject, bench.build_name
 
 
 def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:

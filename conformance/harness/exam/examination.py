@@ -11,10 +11,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from conformance.harness.bench import FLOAT_TYPES, Acquaintance, Case, Floor, Setup, meet
+from conformance.harness.contract.known import Known, load_known_failures
 from conformance.harness.contract.load import Contract, load_specs
 from conformance.harness.contract.schema import Accept, Ceiling, Invariant, Profile
 from conformance.harness.engine import BuildError, DecodeError, ModelError, StateError
@@ -47,6 +49,12 @@ def contract(*, strict_timing: bool = False) -> Contract:
         for id, invariant in loaded.invariants.items()
     }
     return replace(loaded, invariants=strict)
+
+
+@lru_cache(maxsize=1)
+def known_failures() -> tuple[Known, ...]:
+    """The faults that upstream is known to have, by this checkout."""
+    return load_known_failures(SPECS / "known_failures")
 
 
 @dataclass(frozen=True)

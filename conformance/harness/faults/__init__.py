@@ -13,7 +13,7 @@ from conformance.harness.engine import Context, HighLevel
 from conformance.harness.precision.reference import Reference
 from conformance.harness.prompts.layouts import evict
 
-from . import arm_lies, layout_lies, lies, precision_lies, slow_lies
+from . import arm_lies, layout_lies, lies, optimum_lies, precision_lies, slow_lies
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "context-file-short": Fault(
         "a file of the whole context brings back its first sequence only",
-        ("RP-06",),
+        ("RP-06", "RP-06/context-of-streams"),
         "rwkv7-mini",
         lies.ContextFileShort,
     ),
@@ -370,8 +370,15 @@ FAULTS: dict[str, Fault] = {
             "SM-01/rollback-after-single-tokens",
             "SM-01/rollback-within-the-last-batch",
             "SM-01/rollback-across-ubatches",
+            "SM-01/rollback-after-another-sequence-came",
         ),
         "lfm2-mini",
+        lies.RemovalForgotten,
+    ),
+    "image-rollback-forgotten": Fault(
+        "a removal of a suffix says yes and does nothing",
+        ("SM-01/rollback-of-an-image",),
+        "qwen35-mini",
         lies.RemovalForgotten,
     ),
     "removal-below-the-window-forgotten": Fault(
@@ -406,6 +413,24 @@ FAULTS: dict[str, Fault] = {
         ("SM-03/unused-sequences",),
         "qwen3-mini",
         lies.UnusedSequenceIsTheFirst,
+    ),
+    "no-sequence-is-the-first": Fault(
+        "a call on an id that no sequence has is made on sequence 0",
+        ("SM-03/sequence-ids-out-of-range",),
+        "mamba2-mini",
+        lies.NoSequenceIsTheFirst,
+    ),
+    "zero-divides": Fault(
+        "positions divided by 0 become 0",
+        ("SM-03/division-by-zero",),
+        "mamba2-mini",
+        lies.ZeroDivides,
+    ),
+    "shifts-every-sequence": Fault(
+        "a shift and a division move the positions of every sequence",
+        ("SM-06/shifting-a-copy-moves-the-original",),
+        "qwen3-mini",
+        lies.ShiftsEverySequence,
     ),
     "clear-forgotten": Fault(
         "clearing and keeping one sequence do nothing",
@@ -488,6 +513,7 @@ FAULTS: dict[str, Fault] = {
         "every restore needs 400 MiB",
         (
             "RB-01/mutated-header",
+            "RB-01/every-field",
             "RB-01/mutated-file",
         ),
         "mamba2-mini",
@@ -555,6 +581,11 @@ FAULTS: dict[str, Fault] = {
             "RB-01/truncated-file",
             "RB-01/random-bytes",
             "RB-01/on-device-restore-of-a-bad-blob",
+            "RB-01/truncated-context",
+            "RB-01/every-cut",
+            "RB-01/positions-out-of-range",
+            "RB-01/load-into-no-sequence",
+            "RP-01/quantized-cache-on-device",
             "RP-12/other-cache-type",
             "RP-12/other-layout-of-v",
             "RP-12/other-number-of-streams",
@@ -864,6 +895,66 @@ FAULTS: dict[str, Fault] = {
         ("SP-05",),
         "holo3-mini",
         agent=AgentReference(counted=layout_lies.counted("evict", layout=layout_lies.sink_rewritten)),
+    ),
+    "optimum-clamped": Fault(
+        "the optimum is never worse than evict",
+        ("OP-01",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.clamped),
+    ),
+    "decode-swapped-too": Fault(
+        "the optimum decodes as fast as no-evict does",
+        ("OP-01",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.with_decode_of_no_evict),
+    ),
+    "means-before-the-difference": Fault(
+        "the optimum is computed from means over tasks",
+        ("OP-01",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.means_before_the_difference),
+    ),
+    "residual-hidden": Fault(
+        "a negative rest of wall time is told as none",
+        ("OP-02",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.residual_hidden),
+    ),
+    "energy-by-prefill": Fault(
+        "energy is scaled by the share of new prefill",
+        ("OP-03",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.energy_by_prefill),
+    ),
+    "new-content-without-markers": Fault(
+        "two tokens of every step's new content are forgotten",
+        ("OP-04",),
+        "holo3-mini",
+        agent=AgentReference(optimum_of=optimum_lies.without_markers),
+    ),
+    "long-tasks-kept": Fault(
+        "tasks of more than 20 steps enter the means",
+        ("OP-05",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.long_tasks_kept),
+    ),
+    "digits-taken-for-exact": Fault(
+        "printed digits are taken for exact numbers",
+        ("OP-06",),
+        "holo3-mini",
+        agent=AgentReference(rederive=optimum_lies.rederive_from_exact_digits),
+    ),
+    "bound-without-disclaimer": Fault(
+        "the bound is told like any figure",
+        ("OP-07",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.without_disclaimer),
+    ),
+    "bound-told-as-measured": Fault(
+        "every figure is labelled as measured",
+        ("OP-07",),
+        "holo3-mini",
+        agent=AgentReference(optimum=optimum_lies.told_as_measured),
     ),
 }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from rich.table import Table
 
 from conformance.harness.arms.optimum import DISCLAIMER, MOST_STEPS, Optimum, TaskOptimum
@@ -103,16 +104,21 @@ def write_forms(folder: Path, found: Optimum, evict: Profiles, new: Profiles) ->
     (folder / "optimum.json").write_text(json.dumps(as_dict(found), indent=1) + "\n", encoding="utf-8")
     arms = {evict.run.arm: evict.steps, new.run.arm: new.steps}
     svg = write_plot(folder / "optimum", arms, bound_of(evict.steps, new.steps))
+    run = {"model": evict.run.model, "build": evict.run.build, "settings": evict.run.settings}
+    (folder / "optimum.html").write_text(page(found, run, svg), encoding="utf-8")
+
+
+def page(found: Optimum, run: Mapping[str, Any], plot: Markup) -> str:
+    """The HTML page; it loads nothing from anywhere."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    page = environment.get_template("optimum.html.j2").render(
+    return environment.get_template("optimum.html.j2").render(
         disclaimer=DISCLAIMER,
         figures=found.figures(),
         headings=HEADINGS,
         rows=[row(task) for task in found.tasks],
         notes=_notes(found),
-        run={"model": evict.run.model, "build": evict.run.build, "settings": evict.run.settings},
-        plot=svg,
+        run=run,
+        plot=plot,
     )
-    (folder / "optimum.html").write_text(page, encoding="utf-8")
