@@ -71,6 +71,11 @@ class Pair(Record):
     confirmed: bool | None = None
 
     @property
+    def is_change(self) -> bool:
+        """Whether who decides on the upgrade should read of it first: it blocks, is repaired, or crashes as is known."""
+        return self.blocks or self.outcome == "fixed" or self.reason.startswith(_NEW_AND_KNOWN)
+
+    @property
     def replay(self) -> str | None:
         """A line that runs the case that decided on the candidate again."""
         shown = self.candidate if self.outcome != "fixed" else self.baseline
@@ -371,7 +376,7 @@ def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison
     else:
         code, opening = 0, "MAY UPGRADE"
     fixed, known = (_with(comparison, outcome) for outcome in ("fixed", "known"))
-    new = [pair for pair in known if pair.reason.startswith(_NEW_AND_KNOWN)]
+    new = [pair for pair in known if pair.is_change]
     broken = [pair for pair in known if pair not in new]
     parts = [f"fixed: {in_short(_named(fixed))}"] if fixed else []
     parts += [f"new and known crashes: {in_short(_ids(new))}"] if new else []
@@ -410,6 +415,15 @@ def _named(items: Iterable[Pair | Speed]) -> list[str]:
         f"{outcome}: {what} on {', '.join(names)}" if outcome != "fixed" else f"{what} on {', '.join(names)}"
         for (outcome, what), names in models.items()
     ]
+
+
+def changes(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """The changes to read of first, the worst first; those of one check with one outcome together."""
+    groups: dict[tuple[Outcome, str], list[Pair]] = {}
+    for pair in pairs:
+        if pair.is_change:
+            groups.setdefault((pair.outcome, pair.id), []).append(pair)
+    return sorted(groups.values(), key=lambda group: -OUTCOMES.index(group[0].outcome))
 
 
 def by_id(pairs: Iterable[Pair]) -> Iterator[tuple[str, list[Pair]]]:
