@@ -65,6 +65,13 @@ class AcrossUbatches(WithinBatch):
     ubatch: int
 
 
+class Image(Text):
+    """Two images of `width` x `height` embeddings follow in one batch, and the second is taken back."""
+
+    width: int
+    height: int
+
+
 class Suffix(Text):
     """A suffix of `removed_tokens` is taken back."""
 
@@ -337,6 +344,26 @@ def test_a_rollback_after_another_sequence_came(bench: Bench, case: Rollback) ->
         _decode_together(context, {0: (0, other[:1]), 2: (0, text)})
         _decode_together(context, {0: (1, other[1:2]), 1: (0, other[2:])})
         return _after_removal(bench, context, [prefix], following, sequence=2)
+
+
+@verifies("SM-01/rollback-of-an-image", case=Image)
+def test_a_rollback_of_an_image(bench: Bench, case: Image) -> Deviation:
+    prefix, following = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    first = bench.image(case.text_seed, case.width, case.height, case.prefix_tokens)
+    after = case.prefix_tokens + max(case.width, case.height)
+    second = bench.image(case.text_seed + 1, case.width, case.height, after)
+    rows = []
+    for pieces in ((first, second), (first,)):
+        with bench.used_context(_settings(n_rs_seq=10)) as context:
+            context.decode(prefix)
+            embeddings, positions = (
+                np.concatenate(parts, axis=axis) for axis, parts in enumerate(zip(*pieces, strict=True))
+            )
+            context.decode_embeddings(embeddings, positions)
+            if len(pieces) == 2 and not context.seq_rm(0, after):
+                return Deviation(0.0, "removals that were refused")
+            rows.append(context.decode(following, start=after, outputs="all"))
+    return of_logits(*rows)
 
 
 def _decode_together(context: Context, pieces: Mapping[int, tuple[int, Tokens]]) -> None:

@@ -375,6 +375,12 @@ FAULTS: dict[str, Fault] = {
         "lfm2-mini",
         lies.RemovalForgotten,
     ),
+    "image-rollback-forgotten": Fault(
+        "a removal of a suffix says yes and does nothing",
+        ("SM-01/rollback-of-an-image",),
+        "qwen35-mini",
+        lies.RemovalForgotten,
+    ),
     "removal-below-the-window-forgotten": Fault(
         "a removal of a suffix says yes and does nothing",
         ("SM-07/sliding-window-removal-below-the-window",),

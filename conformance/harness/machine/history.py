@@ -73,6 +73,11 @@ class Held:
         return all(op[0] in ("dec", "emb") for op in self.script)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether it holds something, and a replay has moved its keys: that waits for the next decode there too."""
+        return bool(self.script) and self.script[-1][0] in ("dec", "emb", "rm")
+
+    @property
     def has_gap(self) -> bool:
         """Whether a position between the first and the last is missing, or held twice."""
         return bool(self.positions) and len(self.positions) != self.next - self.positions[0]

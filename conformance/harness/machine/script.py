@@ -49,9 +49,9 @@ def emb(c, first, n, start, seq=0, width=0):
     b, many = L.llama_batch_init(n, rows.shape[1], 1), L.llama_model_rope_type(MODEL) in (8, 24, 40)
     b.n_tokens, line = n, np.arange(n)
     ctypes.memmove(b.embd, np.ascontiguousarray(rows).ctypes.data, rows.nbytes)
-    p = [start + line] if not width else [start + 0 * line, start + line // width, start + line % width]
-    p = np.concatenate([*(p if width else p * 3), 0 * line]).astype(np.int32) if many else p[0].astype(np.int32)
-    b.pos = p.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+    t, y, x = (0 * line, line // width, line % width) if width else (line, line, line)
+    p = np.concatenate([t, y, x, 0 * line - (start or 0)][: 4 if many else 1]).astype(np.int32) + np.int32(start or 0)
+    b.pos = p.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)) if start is not None else None
     for i in range(n):
         b.n_seq_id[i], b.seq_id[i][0], b.logits[i] = 1, seq, 1
     return L.llama_decode(c, b) or np.ctypeslib.as_array(L.llama_get_logits(c), (n, N_VOCAB)).copy()

@@ -351,7 +351,7 @@ class Walk:
     def judge_state(self, key: Key) -> None:
         """Compare a sequence's bytes with a replay's: exactly where the same batches ran, else within noise."""
         held = self.held[key]
-        if not held.judged or not held.positions or self.waiting(key) or held.has_gap:
+        if not held.judged or not held.is_settled or self.waiting(key) or held.has_gap:
             return
         context, sequence = key
         deviation = self._asked(
