@@ -40,7 +40,8 @@ MEANINGS: Mapping[Outcome, str] = {
     "new": "only the candidate offers what it needs",
     "known": "fails on both builds: it stays broken; or the candidate ends its process as a known failure does",
     "removed": "only the baseline offers what it needs",
-    "unknown": "could not be decided on the candidate, or it fails there and the baseline could not be decided",
+    "unknown": "could not be decided on the candidate, or it fails there and the baseline could not be decided; "
+    "harmless where both builds leave it undecided for the same reason",
     "timeout": "the candidate gives no answer in time where the baseline gave one",
     "regression": "holds on the baseline, and deviates on the candidate by more than the noise of both allows",
     "crash": "the candidate ends its process where the baseline did not",
@@ -186,18 +187,26 @@ def pair_of(baseline: Check | None, candidate: Check | None, absence: str = "") 
     outcome, reason = classify(baseline, candidate, absence)
     either = candidate or baseline
     assert either is not None
-    lost = outcome == "removed" and (baseline is None or shown(baseline) != "PASS")
+    harmless = outcome == "removed" and (baseline is None or shown(baseline) != "PASS")
+    harmless = harmless or (outcome == "unknown" and _undecided_as_before(baseline, candidate))
     return Pair(
         id=either.id,
         model=either.model,
         title=either.title,
         required=either.required,
         outcome=outcome,
-        blocks=either.required and outcome in _BLOCKING and not lost,
+        blocks=either.required and outcome in _BLOCKING and not harmless,
         reason=reason,
         baseline=baseline,
         candidate=candidate,
     )
+
+
+def _undecided_as_before(baseline: Check | None, candidate: Check | None) -> bool:
+    """Whether both checks ran and came to no conclusion, for the same reason: the upgrade takes nothing away."""
+    if baseline is None or candidate is None or not (baseline.has_run and candidate.has_run):
+        return False
+    return {shown(baseline), shown(candidate)} <= {"UNKNOWN", "SKIPPED"} and _said(baseline) == _said(candidate)
 
 
 def shown(check: Check) -> single.Verdict:
