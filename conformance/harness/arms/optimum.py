@@ -13,7 +13,7 @@ from statistics import fmean
 
 from .profile import Label, Profiles, StepProfile
 
-DISCLAIMER = "a computed bound: not a run, and out of reach of any cache that stays bounded"
+DISCLAIMER = "a bound that nobody ran and no cache that stays bounded reaches"
 MOST_STEPS = 20
 """Longer tasks are left out of means and gains, as the document does."""
 LENGTHS: Mapping[str, tuple[int, int]] = {"<=3 steps": (1, 3), "4-10 steps": (4, 10), "11-20 steps": (11, 20)}
