@@ -75,8 +75,17 @@ class Filed(Decode):
     other_tokens: int
     replaced_tokens: int
     suffix_tokens: int
-    scope: Literal["sequence", "context"]
-    kv_unified: bool
+    scope: Literal["sequence", "sequence_of_a_stream", "context", "context_of_streams"]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the file holds all of the context."""
+        return self.scope.startswith("context")
+
+    @property
+    def kv_unified(self) -> bool:
+        """Whether both sequences share one stream of cells."""
+        return "stream" not in self.scope
 
 
 class Loose(Case):
@@ -295,11 +304,20 @@ def test_rounds_of_saving_and_restoring_do_not_drift(bench: Bench, case: Rounds)
 
 @verifies("RP-06", case=Filed)
 def test_a_file_brings_back_a_sequence_or_a_whole_context_with_its_tokens(bench: Bench, case: Filed) -> Deviation:
+    return _through_a_file(bench, case)
+
+
+@verifies("RP-06/context-of-streams", case=Filed)
+def test_a_file_brings_back_a_context_whose_sequences_have_streams_of_their_own(bench: Bench, case: Filed) -> Deviation:
+    return _through_a_file(bench, case)
+
+
+def _through_a_file(bench: Bench, case: Filed) -> Deviation:
     text, other, replaced, suffix = bench.texts(
         case.text_seed, case.tokens, case.other_tokens, case.replaced_tokens, case.suffix_tokens
     )
     settings = case.settings(n_ctx=2048, n_seq_max=2, kv_unified=case.kv_unified)
-    filed = [text, other] if case.scope == "context" else [text]
+    filed = [text, other] if case.whole else [text]
     with (
         TemporaryDirectory() as folder,
         bench.context(settings) as straight,
@@ -309,9 +327,9 @@ def test_a_file_brings_back_a_sequence_or_a_whole_context_with_its_tokens(bench:
         _decode_each(straight, filed)
         expected = [straight.decode(suffix, sequence=sequence, outputs="all") for sequence in range(len(filed))]
         _decode_each(saved, [text, other])
-        if len(text) or case.scope == "context":  # an empty one over a used one is SM-04's
+        if len(text) or case.whole:  # an empty one over a used one is SM-04's
             _decode_each(loaded, [replaced])
-        through_file = _context_through_file if case.scope == "context" else _sequence_through_file
+        through_file = _context_through_file if case.whole else _sequence_through_file
         tokens = through_file(saved, loaded, Path(folder) / "state", text)
         seen = [loaded.decode(suffix, sequence=sequence, outputs="all") for sequence in range(len(filed))]
     reordered = any(bench.reorders(len(each)) for each in filed)

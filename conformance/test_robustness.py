@@ -7,9 +7,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from conformance.harness.bench import Bench, Case, Setup, Tokens
 from conformance.harness.contract.census import census_of_gguf
@@ -22,6 +25,8 @@ from conformance.harness.state import Rows, SequenceState
 from fixtures import models
 
 _NEXT = 3
+_FEW_FIELDS = 24
+_OUT_OF_RANGE = ("huge", "all ones")
 _SETTINGS = ContextSettings(n_ctx=512, n_batch=512)
 _SEQUENCE_FLAGS = {"full": StateFlags.FULL, "partial": StateFlags.PARTIAL_ONLY}
 
@@ -32,6 +37,22 @@ class Cut(Case):
     text_seed: int
     prefix_tokens: int
     kept: int
+
+
+class CutContext(Case):
+    """Of the state of a whole context so many bytes are left."""
+
+    text_seed: int
+    prefix_tokens: int
+    kept_bytes: int
+
+
+class Misdirected(Case):
+    """A state is loaded into an id that no sequence has."""
+
+    text_seed: int
+    prefix_tokens: int
+    kv_unified: bool
 
 
 class Mutated(Case):
@@ -52,6 +73,32 @@ class MutatedFile(Mutated):
 
 class MutatedBlob(MutatedFile):
     """The same in memory."""
+
+
+class EveryField(Case):
+    """Another value in each field of the structure of a state."""
+
+    text_seed: int
+    prefix_tokens: int
+    value: str
+    allowed_mib: int
+    allowed_seconds: int
+
+
+class EveryCut(Case):
+    """A state after `prefix_tokens`, cut at every place that the structure has."""
+
+    text_seed: int
+    prefix_tokens: int
+
+
+class OutOfRange(Case):
+    """The position of one cell of a state is out of range; the last cell is a recurrent one where there is any."""
+
+    text_seed: int
+    prefix_tokens: int
+    cell: str
+    value: str
 
 
 class Bad(Case):
@@ -91,17 +138,17 @@ class ForeignType(Foreign):
     loaded_as: str
 
 
-def _refused(bench: Bench, context: Context, history: list[Tokens], prompt: Tokens) -> Deviation:
+def _refused(bench: Bench, context: Context, history: list[Tokens], prompt: Tokens, sequence: int = 0) -> Deviation:
     """Whether after a refused load the sequence is unchanged, or empty in both halves, and works."""
     n = sum(map(len, history))
-    low, high = context.pos_min(), context.pos_max()
+    low, high = context.pos_min(sequence), context.pos_max(sequence)
     if high == -1 and low != -1:
         return Deviation(1.0, "half a state left", "positions", "none, or all as before", f"{low} to {high}")
     if high == -1:
         history = []
     elif high != n - 1:
         return of_count(high, n - 1, "largest position after a refused load", "")
-    logits = context.decode(prompt, start=high + 1, outputs="all")
+    logits = context.decode(prompt, start=high + 1, sequence=sequence, outputs="all")
     return of_logits(logits, bench.cold(context.settings, *history, prompt))
 
 
@@ -118,7 +165,7 @@ def _accepted(consumed: int) -> Deviation:
 
 
 @contextmanager
-def _cheaply(case: MutatedFile) -> Iterator[list[Deviation]]:
+def _cheaply(case: MutatedFile | EveryField) -> Iterator[list[Deviation]]:
     """Notes whether what is done inside stays within the time and the memory that the case allows."""
     found: list[Deviation] = []
     reset_peak()
@@ -165,19 +212,44 @@ def test_a_state_with_another_header_field_does_no_harm(bench: Bench, case: Muta
 
 def _mutated(bench: Bench, blob: Blob, case: Mutated) -> Blob:
     """A copy of a blob in which one 32-bit field outside of the tensors has another value."""
-    copy = blob.copy()
-    state = bench.state(copy)
-    structure = np.ones(len(copy), bool)
-    for rows in _tensors(state):
-        begin = rows.bytes.__array_interface__["data"][0] - copy.__array_interface__["data"][0]
-        structure[begin : begin + rows.bytes.size] = False
+    structure, positions = _structure(bench.state(blob), blob)
     places = np.flatnonzero(structure)
     place = int(places[case.field % (len(places) // 4) * 4])
+    if case.value in _OUT_OF_RANGE and place in positions:
+        raise NotDecidable("a position that is out of range is judged by itself")
+    return _with_field(blob, place, case.value)
+
+
+def _with_field(blob: Blob, place: int, value: str) -> Blob:
+    """A copy of a blob with another value in the 32-bit field at a place."""
+    copy = blob.copy()
     word = copy[place : place + 4].view("<u4")
-    word[0] = {"zero": 0, "one more": int(word[0]) + 1 & 0xFFFFFFFF, "huge": 0x7FFFFFFF, "all ones": 0xFFFFFFFF}[
-        case.value
-    ]
+    word[0] = {"zero": 0, "one more": int(word[0]) + 1 & 0xFFFFFFFF, "huge": 0x7FFFFFFF, "all ones": 0xFFFFFFFF}[value]
     return copy
+
+
+def _structure(state: SequenceState, blob: Blob) -> tuple[npt.NDArray[np.bool_], frozenset[int]]:
+    """Which bytes of a blob are not a tensor's, bool [n], and where the positions of its cells stand."""
+
+    def place(view: npt.NDArray[Any]) -> int:
+        return int(view.__array_interface__["data"][0] - blob.__array_interface__["data"][0])
+
+    structure = np.ones(len(blob), bool)
+    for rows in _tensors(state):
+        structure[place(rows.bytes) : place(rows.bytes) + rows.bytes.size] = False
+    caches = [cache.cells for cache in state.attention] + ([state.recurrent.cells] if state.recurrent else [])
+    positions = (place(cells.positions[i : i + 1]) for cells in caches for i in range(len(cells)))
+    return structure, frozenset(positions)
+
+
+def _fields(structure: npt.NDArray[np.bool_]) -> list[int]:
+    """Where the 32-bit fields of a blob stand; of many cells the first and the last."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], structure.astype(np.int8), [0]])))
+    fields: list[int] = []
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        words = list(range(int(begin), int(end) - 3, 4))
+        fields += words if len(words) <= 2 * _FEW_FIELDS else words[:_FEW_FIELDS] + words[-_FEW_FIELDS:]
+    return fields
 
 
 def _tensors(state: SequenceState) -> Iterator[Rows]:
@@ -189,6 +261,66 @@ def _tensors(state: SequenceState) -> Iterator[Rows]:
     for recurrent in state.recurrent.layers if state.recurrent else ():
         yield recurrent.r
         yield recurrent.s
+
+
+@verifies("RB-01/every-field", case=EveryField)
+def test_another_value_in_any_field_of_a_state_does_no_harm(bench: Bench, case: EveryField) -> Deviation:
+    """Every field outside of the tensors in turn, positions out of range aside."""
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_SETTINGS) as context:
+        context.decode(prefix)
+        blob = context.save()
+        structure, positions = _structure(bench.state(blob), blob)
+        found = []
+        for place in _fields(structure):
+            if case.value in _OUT_OF_RANGE and place in positions:
+                continue
+            with _cheaply(case) as cost:
+                context.load(_with_field(blob, place, case.value))
+            found += [_at(place, each) for each in (*cost, _usable(bench, context, prompt))]
+        return worst(found)
+
+
+@verifies("RB-01/every-cut", case=EveryCut)
+def test_a_state_that_was_cut_anywhere_is_refused(bench: Bench, case: EveryCut) -> Deviation:
+    """At the borders of every field, at both ends of every tensor and within it."""
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_SETTINGS) as context:
+        context.decode(prefix)
+        blob = context.save()
+        structure, _positions = _structure(bench.state(blob), blob)
+        borders = np.flatnonzero(np.diff(structure.astype(np.int8))) + 1
+        within = (borders[:-1] + borders[1:]) // 2
+        cuts = sorted(
+            {0, len(blob) - 1, *_fields(structure), *(borders - 1).tolist(), *borders.tolist(), *within.tolist()}
+        )
+        found = []
+        for cut in cuts:
+            consumed = context.load(blob[:cut].copy())
+            found += [_at(cut, each) for each in (_accepted(consumed), _refused(bench, context, [prefix], prompt))]
+            context.seq_rm(0)
+            context.restore(blob)
+        return worst(found)
+
+
+def _at(place: int, deviation: Deviation) -> Deviation:
+    return replace(deviation, where=f"byte {place}: {deviation.where}") if deviation.value else deviation
+
+
+@verifies("RB-01/positions-out-of-range", case=OutOfRange)
+def test_a_state_with_a_position_out_of_range_does_no_harm(bench: Bench, case: OutOfRange) -> Deviation:
+    prefix, prompt = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_SETTINGS) as context:
+        context.decode(prefix)
+        blob = context.save()
+        _, positions = _structure(bench.state(blob), blob)
+        place = max(positions) if case.cell == "last" else min(positions)
+        context.load(_with_field(blob, place, case.value))
+        removed = of_count(int(context.seq_rm(0)), 1, "removals that worked", "")
+        if (left := of_count(context.pos_max(), -1, "largest position once it was removed", "")).value:
+            return worst([removed, left])
+        logits = context.decode(prompt, start=0, outputs="all")
+        return worst([removed, of_logits(logits, bench.cold(_SETTINGS, prompt))])
 
 
 @verifies("RB-01/truncated-file", case=Cut)
@@ -227,6 +359,33 @@ def test_bytes_that_are_no_state_are_refused(bench: Bench, case: Bad) -> Deviati
         context.decode(prefix)
         consumed = context.load(_bad(context.save(), case))
         return worst([_accepted(consumed), _refused(bench, context, [prefix], prompt)])
+
+
+@verifies("RB-01/truncated-context", case=CutContext)
+def test_a_cut_state_of_a_whole_context_is_refused(bench: Bench, case: CutContext) -> Deviation:
+    prefix, other, prompt = bench.texts(case.text_seed, case.prefix_tokens, 20, _NEXT)
+    settings = _SETTINGS.changed(n_seq_max=2, n_ctx=1024)
+    with bench.used_context(settings) as context, bench.used_context(settings) as elsewhere:
+        context.decode(prefix)
+        context.decode(other, sequence=1)
+        consumed = elsewhere.load_context(context.save_context()[: case.kept_bytes].copy())
+        return worst([_accepted(consumed), *(_refused(bench, elsewhere, [], prompt, sequence=s) for s in (0, 1))])
+
+
+@verifies("RB-01/load-into-no-sequence", case=Misdirected)
+def test_a_state_loaded_into_no_sequence_is_refused(bench: Bench, case: Misdirected) -> Deviation:
+    prefix, other, prompt = bench.texts(case.text_seed, case.prefix_tokens, 20, _NEXT)
+    with bench.used_context(_SETTINGS.changed(n_seq_max=2, n_ctx=1024, kv_unified=case.kv_unified)) as context:
+        context.decode(prefix)
+        context.decode(other, sequence=1)
+        consumed = context.load(context.save(), -1)
+        held = worst(
+            of_count(context.pos_max(s), len(text) - 1, f"largest position of sequence {s}", "")
+            for s, text in enumerate((prefix, other))
+        )
+        if consumed or held.value:
+            return worst([_accepted(consumed), held])
+        return _refused(bench, context, [prefix], prompt)
 
 
 @verifies("RB-01/on-device-restore-of-a-bad-blob", case=Bad)

@@ -6,6 +6,8 @@ must agree. Contexts under test were used before, so that what nobody wrote is n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from conformance.harness.bench import Bench, Case
@@ -13,8 +15,11 @@ from conformance.harness.bench.bench import Tokens
 from conformance.harness.engine import Context, ContextSettings, StateError, StateFlags, TokenBatch
 from conformance.harness.engine.process import resident_bytes
 from conformance.harness.exam import NotDecidable, verifies
+from conformance.harness.exam.examination import known_failures
+from conformance.harness.machine.avoid import avoidable
 from conformance.harness.machine.stage import LocalStage
-from conformance.harness.machine.walk import AVOIDABLE, Walk, random_steps, run, settings_of
+from conformance.harness.machine.steps import random_steps, run
+from conformance.harness.machine.walk import References, Walk, settings_of
 from conformance.harness.measure.deviation import Deviation, of_count, of_logits, worst
 from conformance.harness.state import splice
 
@@ -60,6 +65,13 @@ class AcrossUbatches(WithinBatch):
     ubatch: int
 
 
+class Image(Text):
+    """Two images of `width` x `height` embeddings follow in one batch, and the second is taken back."""
+
+    width: int
+    height: int
+
+
 class Suffix(Text):
     """A suffix of `removed_tokens` is taken back."""
 
@@ -78,6 +90,19 @@ class Middle(Suffix):
     """`more_tokens` follow on the `removed_tokens`."""
 
     more_tokens: int
+
+
+class NoSequence(Text):
+    """A call on an id that no sequence has."""
+
+    call: str
+    id: int
+
+
+class Division(Text):
+    """Positions from `begin` on are divided."""
+
+    begin: int
 
 
 class WholeRemoval(Text):
@@ -120,9 +145,10 @@ class Copy(Text):
 
 
 class Refilled(Text):
-    """The source of a copy is replaced at once."""
+    """The source of a copy, the copy, or everything is `replaced` at once."""
 
     kv_unified: bool
+    replaced: str
 
 
 class PartialCopy(Text):
@@ -137,6 +163,19 @@ class Trim(Text):
 
     depth: int
     kv_unified: bool
+
+
+class MovedCopy(Text):
+    """The positions of a copy are moved `by` a shift or a division."""
+
+    by: str
+    kv_unified: bool
+
+
+class OnDevice(Text):
+    """A state is kept on the device, of a cache of some type."""
+
+    cache_type: str
 
 
 class Neighbours(Text):
@@ -296,6 +335,47 @@ def _rolled_back(bench: Bench, case: Rollback, more: int, settings: ContextSetti
         return _after_removal(bench, context, [prefix, batch[:more]], following)
 
 
+@verifies("SM-01/rollback-after-another-sequence-came", case=Rollback)
+def test_a_rollback_after_another_sequence_came(bench: Bench, case: Rollback) -> Deviation:
+    """Sequences 0 and 2 are decoded together, then 0 and a new one between them; 2 is rolled back."""
+    text, other, following = bench.texts(case.text_seed, case.prefix_tokens + case.depth, 3, _NEXT)
+    prefix = text[: case.prefix_tokens]
+    with bench.used_context(_settings(n_rs_seq=case.n_rs_seq, n_seq_max=3, n_ctx=1536)) as context:
+        _decode_together(context, {0: (0, other[:1]), 2: (0, text)})
+        _decode_together(context, {0: (1, other[1:2]), 1: (0, other[2:])})
+        return _after_removal(bench, context, [prefix], following, sequence=2)
+
+
+@verifies("SM-01/rollback-of-an-image", case=Image)
+def test_a_rollback_of_an_image(bench: Bench, case: Image) -> Deviation:
+    prefix, following = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    first = bench.image(case.text_seed, case.width, case.height, case.prefix_tokens)
+    after = case.prefix_tokens + max(case.width, case.height)
+    second = bench.image(case.text_seed + 1, case.width, case.height, after)
+    rows = []
+    for pieces in ((first, second), (first,)):
+        with bench.used_context(_settings(n_rs_seq=10)) as context:
+            context.decode(prefix)
+            embeddings, positions = (
+                np.concatenate(parts, axis=axis) for axis, parts in enumerate(zip(*pieces, strict=True))
+            )
+            context.decode_embeddings(embeddings, positions)
+            if len(pieces) == 2 and not context.seq_rm(0, after):
+                return Deviation(0.0, "removals that were refused")
+            rows.append(context.decode(following, start=after, outputs="all"))
+    return of_logits(*rows)
+
+
+def _decode_together(context: Context, pieces: Mapping[int, tuple[int, Tokens]]) -> None:
+    """One batch of tokens of several sequences, each from its position on."""
+    rows = [(s, start + i) for s, (start, tokens) in pieces.items() for i in range(len(tokens))]
+    positions = np.array([position for _, position in rows], np.int32)
+    tokens = np.concatenate([tokens for _, tokens in pieces.values()])
+    code = context.process(TokenBatch(tokens, positions, np.zeros(len(rows), np.int8), [[s] for s, _ in rows]))
+    if code != 0:
+        raise StateError(f"a decode of {len(rows)} tokens of {len(pieces)} sequences returned {code}")
+
+
 @verifies("SM-01/suffix-removal", case=Suffix)
 def test_a_removal_of_a_suffix(bench: Bench, case: Suffix) -> Deviation:
     prefix, removed, following = bench.texts(case.text_seed, case.prefix_tokens, case.removed_tokens, _NEXT)
@@ -366,6 +446,45 @@ def test_a_removal_of_all_sequences_always_works(bench: Bench, case: WholeRemova
         if not context.seq_rm(-1, *_WHOLE[case.arguments]):
             return Deviation(1.0, "removals refused", f"removal of all sequences ({case.arguments})", "true", "false")
         return worst([_is_empty(context), _is_empty(context, 1), _prompted(bench, context, following)])
+
+
+@verifies("SM-03/sequence-ids-out-of-range", case=NoSequence)
+def test_calls_on_a_sequence_that_there_is_not_do_nothing(bench: Bench, case: NoSequence) -> Deviation:
+    text, following = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_settings(n_seq_max=2, n_ctx=1024)) as context:
+        context.decode(text)
+        before = _kept(context)
+        if case.call in ("shift", "divide") and not context.can_shift:
+            raise NotDecidable("positions of this memory cannot be shifted")
+        match case.call:
+            case "remove":
+                context.seq_rm(case.id)
+            case "remove a part":
+                context.seq_rm(case.id, 1, 3)
+            case "copy from":
+                context.seq_cp(case.id, 1)
+            case "copy to":
+                context.seq_cp(0, case.id)
+            case "positions":
+                context.pos_min(case.id)
+                context.pos_max(case.id)
+            case "shift":
+                context.seq_add(case.id, 1, -1, 2)
+            case "divide":
+                context.seq_div(case.id, 0, -1, 2)
+        same = worst([_unchanged(before, _kept(context), "the state"), _is_empty(context, 1)])
+        return worst([same, _continued(bench, context, [text], following)])
+
+
+@verifies("SM-03/division-by-zero", case=Division)
+def test_a_division_by_zero_is_refused(bench: Bench, case: Division) -> Deviation:
+    text, following = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_settings()) as context:
+        context.decode(text)
+        if not context.can_shift:
+            raise NotDecidable("positions of this memory cannot be shifted")
+        context.seq_div(0, case.begin, -1, 0)
+        return _continued(bench, context, [text], following)
 
 
 @verifies("SM-03/empty-ranges", case=Range)
@@ -499,12 +618,20 @@ def test_a_copy_is_of_what_the_source_held_when_it_was_copied(bench: Bench, case
     text, other, following = bench.texts(case.text_seed, case.prefix_tokens, case.prefix_tokens, _NEXT)
     settings = _settings(n_seq_max=2, n_ctx=1024, kv_unified=case.kv_unified)
     with bench.used_context(settings) as context, bench.used_context(settings) as elsewhere:
-        elsewhere.decode(other)
+        for sequence in (0, 1):
+            elsewhere.decode(other, sequence=sequence)
         context.decode(text)
         context.seq_cp(0, 1)
-        context.restore(elsewhere.save())
-        copied = _continued(bench, context, [text], following, sequence=1)
-        return worst([copied, _continued(bench, context, [other], following)])
+        match case.replaced:
+            case "source":
+                context.restore(elsewhere.save())
+            case "copy":
+                context.restore(elsewhere.save(), 1)
+            case "whole context":
+                if context.load_context(elsewhere.save_context()) == 0:
+                    raise StateError("the build refused to load the state of a context that it wrote itself")
+        held = [text if case.replaced == "copy" else other, text if case.replaced == "source" else other]
+        return worst([_continued(bench, context, [held[s]], following, sequence=s) for s in (1, 0)])
 
 
 @verifies("SM-05/copy-of-a-rolled-back-sequence", case=Rollback)
@@ -531,6 +658,21 @@ def test_trimming_a_copy_leaves_the_original(bench: Bench, case: Trim) -> Deviat
         context.decode(text)
         context.seq_cp(0, 1)
         context.seq_rm(1, case.prefix_tokens - case.depth)
+        return _continued(bench, context, [text], following)
+
+
+@verifies("SM-06/shifting-a-copy-moves-the-original", case=MovedCopy)
+def test_moving_the_positions_of_a_copy_leaves_the_original(bench: Bench, case: MovedCopy) -> Deviation:
+    text, following = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
+    with bench.used_context(_settings(n_seq_max=2, n_ctx=1024, kv_unified=case.kv_unified)) as context:
+        context.decode(text)
+        context.seq_cp(0, 1)
+        if not context.can_shift:
+            raise NotDecidable("positions of this memory cannot be shifted")
+        if case.by == "shift":
+            context.seq_add(1, case.prefix_tokens // 2, -1, 5)
+        else:
+            context.seq_div(1, 0, -1, 2)
         return _continued(bench, context, [text], following)
 
 
@@ -785,7 +927,7 @@ def test_a_thousand_rounds_of_saving_and_removing_cost_nothing(bench: Bench, cas
 
 
 class RandomWalk(Case):
-    """`steps` random calls; `nmse_exponent` is the power of ten below which a deviation is noise to the walk itself."""
+    """`steps` random calls; a deviation of logits is noise below a power of ten, or below so many times what was measured."""
 
     walk_seed: int
     steps: int
@@ -795,17 +937,22 @@ class RandomWalk(Case):
     swa_full: bool
     flash_attn: bool
     ubatch: int
+    cache_type: str
+    snug: bool
     nmse_exponent: int
+    noise_factor: int
 
 
 @verifies("SM-13", case=RandomWalk)
 def test_a_random_walk_over_all_calls_finds_nothing_that_is_not_known(bench: Bench, case: RandomWalk) -> Deviation:
     settings = settings_of(
-        case.sequences, case.n_rs_seq, case.kv_unified, case.swa_full, case.flash_attn, case.ubatch, "f16"
-    )
+        case.sequences, case.n_rs_seq, case.kv_unified, case.swa_full, case.flash_attn, case.ubatch, case.cache_type,
+        case.snug,
+    )  # fmt: skip
     stage = LocalStage(bench.setup)
+    references = References(stage, 10.0**case.nmse_exponent, case.noise_factor)
     try:
-        walk = Walk(stage, settings, 10.0**case.nmse_exponent, AVOIDABLE)
+        walk = Walk(stage, settings, references, avoidable(known_failures(), bench.subject, bench.build_name))
         found = run(walk, random_steps(case.walk_seed, case.steps))
     finally:
         stage.close()
@@ -822,13 +969,13 @@ def test_a_random_walk_over_all_calls_finds_nothing_that_is_not_known(bench: Ben
 def test_a_state_saved_before_a_shift_is_applied_equals_one_saved_after(bench: Bench, case: Pending) -> Deviation:
     text, following = bench.texts(case.text_seed, case.prefix_tokens, _NEXT)
     rows = []
+    settings = _settings(n_seq_max=2)
     for pending in (True, False):
-        with bench.used_context(_settings()) as context, bench.used_context(_settings()) as elsewhere:
+        with bench.used_context(settings) as context, bench.used_context(settings) as elsewhere:
             _close_a_gap(context, text, case)
             kept = case.prefix_tokens - case.removed
-            if not pending:  # decoding applies the shift; the token is taken back
-                context.decode(following[:1], start=kept)
-                context.seq_rm(0, kept)
+            if not pending:  # decoding, into whatever sequence, applies the shift
+                context.decode(following[:1], sequence=1)
             elsewhere.restore(context.save())
             rows.append(elsewhere.decode(following, start=kept, outputs="all"))
     return of_logits(*rows)
@@ -845,6 +992,23 @@ def test_a_long_decode_after_a_whole_context_was_restored(bench: Bench, case: Gr
             raise StateError("the build refused to load the state of a context that it wrote itself")
         rows = elsewhere.decode(more, start=case.prefix_tokens, outputs="all")
         return of_logits(rows, bench.cold(settings, text, more))
+
+
+@verifies("RP-01/quantized-cache-on-device", case=OnDevice)
+def test_a_quantized_cache_kept_on_the_device_comes_back(bench: Bench, case: OnDevice) -> Deviation:
+    text, other, following = bench.texts(case.text_seed, case.prefix_tokens, case.prefix_tokens, _NEXT)
+    settings = _settings(type_k=case.cache_type, type_v=case.cache_type, flash_attn="on")
+    rows = []
+    for kept_on_device in (True, False):
+        with bench.context(settings) as context:
+            context.decode(text)
+            if kept_on_device:
+                saved = context.save(flags=StateFlags.ON_DEVICE)
+                context.seq_rm(0)
+                context.decode(other)
+                context.restore(saved, flags=StateFlags.ON_DEVICE)
+            rows.append(context.decode(following, start=case.prefix_tokens, outputs="all"))
+    return of_logits(*rows)
 
 
 def _close_a_gap(context: Context, text: Tokens, case: Pending) -> None:

@@ -34,7 +34,7 @@ from conformance.harness.engine.origin import origin_of
 from conformance.harness.exam.bisection import Reading, Value, boundaries, read_check, read_finding, span
 from conformance.harness.exam.digest import suite_digest
 from conformance.harness.exam.examination import contract
-from conformance.harness.machine.search import Found
+from conformance.harness.machine.found import Found
 from fixtures import models
 
 _USUAL = ("qwen35-mini", "qwen3-mini", "gemma3-mini", "lfm2-mini", "mamba2-mini", "rwkv7-mini", "holo3-mini")

@@ -16,7 +16,7 @@ from conformance.harness import builds
 from conformance.harness.engine import BuildError
 from conformance.harness.exam.bisection import Reading, Value, boundaries, read_check, read_finding, span
 from conformance.harness.exam.examination import contract
-from conformance.harness.machine.search import Found
+from conformance.harness.machine.found import Found
 from tools import bisect
 
 from .test_builds import cache, compiled, index
@@ -90,8 +90,10 @@ def test_a_build_that_cannot_run_is_stepped_over(tmp_path: Path) -> None:
     assert "SIGILL" in reading.why
 
 
-@pytest.mark.parametrize(("removed", "value"), [(8, "bad"), (0, "good")])
-def test_a_finding_is_walked_again(removed: int, value: Value, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "removed", "value"), [("lfm2-mini", 8, "bad"), ("lfm2-mini", 0, "good"), ("qwen3-mini", 8, "absent")]
+)
+def test_a_finding_is_walked_again(model: str, removed: int, value: Value) -> None:
     settings = {"n_ctx": 4096, "n_batch": 1024, "n_ubatch": 16, "n_seq_max": 4, "n_rs_seq": 4}
     steps = [
         ["decode_together", 0, 1, 0],
@@ -100,7 +102,7 @@ def test_a_finding_is_walked_again(removed: int, value: Value, tmp_path: Path) -
     ]
     known = "SM-01/rollback-whole-last-batch"
     found = {
-        "cluster": known, "model": "lfm2-mini", "build": "bundled", "settings": settings, "steps": steps, "calls": [],
+        "cluster": known, "model": model, "build": "bundled", "settings": settings, "steps": steps, "calls": [],
         "what": "", "expected": "", "seen": "", "deviation": 0.8, "limit": 1e-5, "known": known,
     }  # fmt: skip
     assert read_finding("bundled", Found(**found)).value == value  # type: ignore[arg-type]

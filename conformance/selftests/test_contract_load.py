@@ -16,6 +16,11 @@ from conformance.harness.contract.schema import Accept, Space, Topic
 
 SPECS = Path(__file__).parents[2] / "specs"
 DOCUMENTS = "documents:\n  holo3: {title: Holo3}\n"
+NOISE = """\
+ceilings:
+  float32: {logits: 1.0e-6, state: 1.0e-5, because: rounding}
+  narrower: {logits: 1.0e-3, state: 1.0e-2, because: other kernels}
+"""
 PROFILES = """\
 default: smoke
 profiles:
@@ -51,6 +56,7 @@ invariants:
 def write_specs(folder: Path, topic: str = TOPIC, documents: str = DOCUMENTS, profiles: str = PROFILES) -> Path:
     (folder / "documents.yaml").write_text(documents)
     (folder / "profiles.yaml").write_text(profiles)
+    (folder / "noise.yaml").write_text(NOISE)
     (folder / "things.yaml").write_text(topic)
     return folder
 
@@ -242,10 +248,26 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
     assert problems_of(tmp_path) == [
         "documents.yaml: cannot be read (No such file or directory); check the path and its permissions",
         "profiles.yaml: cannot be read (No such file or directory); check the path and its permissions",
+        "noise.yaml: cannot be read (No such file or directory); check the path and its permissions",
         f"{tmp_path}: no invariants here; name a folder that has a file for each topic",
     ]
     (write_specs(tmp_path) / "things.yaml").write_bytes(b"topic: \xff")
     assert problems_of(tmp_path) == ["things.yaml: byte 7 is not UTF-8; save the file as UTF-8"]
+
+
+def test_a_ceiling_of_noise_is_needed_for_all_weights(tmp_path: Path) -> None:
+    folder = write_specs(tmp_path)
+    assert load_specs(folder).ceilings["narrower"].of("state") == 1e-2
+    (folder / "noise.yaml").write_text(NOISE.partition("  narrower")[0])
+    assert problems_of(tmp_path) == ["noise.yaml:1: top level: no ceiling for narrower weights; add it"]
+
+
+def test_a_profile_that_sweeps_names_the_profile_that_counts(tmp_path: Path) -> None:
+    def sweeping(counts: str) -> Path:
+        return write_specs(tmp_path, profiles=PROFILES.replace("}\n", f", architectures: {counts}}}\n"))
+
+    assert load_specs(sweeping("smoke")).profile("smoke").architectures == "smoke"
+    assert problems_of(sweeping("tiny")) == ["profiles.yaml:1: top level: no profile 'tiny'; choose from smoke"]
 
 
 def test_unknown_names_are_answered_with_the_nearest(tmp_path: Path) -> None:
@@ -300,3 +322,4 @@ def test_what_is_not_a_finite_number_never_passes(rule: str) -> None:
 @given(st.data(), st.integers(-5, 5), st.integers(0, 10))
 def test_a_range_is_closed_at_both_ends(data: st.DataObject, low: int, more: int) -> None:
     assert low <= data.draw(Space(range=(low, low + more)).strategy()) <= low + more
+    assert data.draw(Space(range=(low, low + more), longest=True).strategy()) == low + more

@@ -18,6 +18,7 @@ def invariant(
     capabilities: tuple[str, ...] = (),
     models: object = "all",
     lacks: tuple[Kind, ...] = (),
+    only_listed: bool = False,
 ) -> Invariant:
     content = {
         "id": "RP-04",
@@ -29,6 +30,7 @@ def invariant(
         "examples": {"smoke": 1},
         "accept": {"quantity": "logits", "rule": "bitwise", "because": "b"},
         "required": True,
+        "only_listed": only_listed,
     }
     return Invariant.model_validate(content)
 
@@ -122,3 +124,19 @@ def test_a_kind_that_must_not_be_there_rules_a_model_out(
 ) -> None:
     assert applies(invariant(lacks=lacks), subject(has)) == reason
     assert undecided(invariant(lacks=lacks), subject(None)) is not None
+
+
+def test_times_are_not_asked_of_a_model_that_was_made_for_its_architecture() -> None:
+    timed = invariant().model_copy(update={"alone": True})
+    made = Subject("some", Path("m.gguf"), frozenset({"attention"}), is_fixture=False, is_made=True)
+    assert "measures times" in (applies(timed, made) or "")
+    assert applies(invariant(), made) is None
+    assert applies(timed, subject({"attention"}, fixture=False)) is None
+
+
+@pytest.mark.parametrize("fixture", [True, False])
+def test_what_is_about_listed_models_only_concerns_no_other(fixture: bool) -> None:
+    listed = invariant(models=["gemma3-mini", "lfm2-mini"], only_listed=True)
+    assert applies(listed, subject({"attention"}, fixture=fixture)) is not None
+    assert applies(invariant(models=["qwen3-mini"], only_listed=True), subject({"attention"}, fixture=fixture)) is None
+    assert "gemma3-mini or lfm2-mini" in (applies(listed, subject({"attention"}, fixture=False)) or "")

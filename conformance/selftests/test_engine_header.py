@@ -120,14 +120,16 @@ def test_the_real_header_declares_what_the_probe_shows(monkeypatch: pytest.Monke
     assert same(vision, known_vision)
 
 
+def newest_row(struct: str) -> abi.Layout:
+    """The row of upstream's newest known build."""
+    return next(row for row in abi.known_layouts(struct) if row.id in ("c168", "m80"))
+
+
 def compiled(folder: Path, *structs: str) -> None:
     """A library that has every function the suite needs and these structs, each with its usual defaults."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler to make a library with")
-    layouts = {
-        "context_params": abi.known_layouts("context_params")[-1],
-        "model_params": abi.known_layouts("model_params")[-1],
-    }
+    layouts = {struct: newest_row(struct) for struct in ("context_params", "model_params")}
     functions = {f"llama_{struct.removesuffix('_params')}_default_params": struct for struct in layouts}
     stubs = [f"void {name}(void) {{}}" for name in {*library_module._REQUIRED, "llama_perf_context"} - set(functions)]
     source = ["#include <stdbool.h>", "#include <stddef.h>", "#include <stdint.h>", *structs, *stubs]
@@ -141,7 +143,7 @@ def compiled(folder: Path, *structs: str) -> None:
 
 
 def newest(struct: str, novel: str = "") -> str:
-    return declaration(struct, abi.known_layouts(struct)[-1], novel)
+    return declaration(struct, newest_row(struct), novel)
 
 
 def test_a_field_in_no_known_build_is_found_through_the_header(tmp_path: Path) -> None:

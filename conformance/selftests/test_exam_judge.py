@@ -12,6 +12,7 @@ from conformance.harness.exam.examination import contract, judge
 from conformance.harness.measure.deviation import Deviation, of_estimate
 from conformance.harness.measure.timing import Estimate
 
+CEILING = contract().ceilings["float32"]
 NOISY = Acquaintance(frozenset(), frozenset(), {("ubatch", "off"): Noise(1e-9, 1e-9)}, 1000.0, 1)
 
 
@@ -50,7 +51,7 @@ def test_an_interval_decides_and_one_across_the_limit_does_not(
     rule: str, low: float, high: float, verdict: str
 ) -> None:
     figure = of_estimate(Estimate(1.15 if rule == "at_most" else 1.25, low, high, 0.99), "time", "", "", "")
-    outcome = judge(invariant(alone=True, rule=rule, bound=1.2), NOISY, Case(), figure)
+    outcome = judge(invariant(alone=True, rule=rule, bound=1.2), NOISY, CEILING, Case(), figure)
     assert outcome.verdict == verdict
     if verdict == "UNKNOWN":
         assert outcome.reason is not None
@@ -58,7 +59,7 @@ def test_an_interval_decides_and_one_across_the_limit_does_not(
 
 
 def test_a_time_without_an_interval_is_unknown() -> None:
-    outcome = judge(invariant(alone=True, rule="at_most", bound=1.2), NOISY, Case(), Deviation(1.0, "time"))
+    outcome = judge(invariant(alone=True, rule="at_most", bound=1.2), NOISY, CEILING, Case(), Deviation(1.0, "time"))
     assert outcome.verdict == "UNKNOWN"
 
 
@@ -68,7 +69,7 @@ def test_a_time_without_an_interval_is_unknown() -> None:
 )
 def test_what_must_deviate_has_to_deviate_beyond_the_noise(deviation: float, verdict: str) -> None:
     far = invariant(quantity="logits", rule="beyond_floor", floor="ubatch", factor=1000.0)
-    outcome = judge(far, NOISY, Case(), Deviation(deviation, "NMSE"))
+    outcome = judge(far, NOISY, CEILING, Case(), Deviation(deviation, "NMSE"))
     assert outcome.verdict == verdict
     assert outcome.limit == pytest.approx(1e-6)
 

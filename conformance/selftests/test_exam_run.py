@@ -10,14 +10,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from conformance.harness.contract.schema import Kind
+from conformance.harness.exam import plugin
+from conformance.harness.exam.check import every_check
 from conformance.harness.exam.examination import contract
-from conformance.harness.exam.session import Options, Session
+from conformance.harness.exam.session import Options, Session, UsageError, architectures
 from conformance.harness.report.store import read_results
-from fixtures import models
+from fixtures import auto, models
 from fixtures.trained import TRAINED
 
 from .conftest import ROOT, replayed
@@ -99,6 +103,17 @@ def test_times_are_taken_after_all_else_and_decide_only_when_asked(tmp_path: Pat
     assert "DC-03/recurrent fails on mamba2-mini" in done.stdout
 
 
+@pytest.mark.parametrize("id", ["DC-02", "DC-03/recurrent"])
+def test_a_worker_leaves_what_must_run_alone_to_the_controller(id: str) -> None:
+    config: Any = SimpleNamespace(workerinput={}, stash={plugin._SESSION: None, plugin._CONTRACT: contract()})
+    request: Any = SimpleNamespace(config=config, param="mamba2-mini", node=SimpleNamespace(user_properties=[]))
+    nothing: Any = None  # neither a session nor a child: whatever ran would fail
+    plugin._Exam(request, nothing).take(every_check()[id])
+    assert request.node.user_properties == [(plugin._POSTPONED, json.dumps([id, "mamba2-mini"]))]
+    with pytest.raises(AttributeError):
+        plugin._Exam(request, nothing).take(every_check()["AR-01"])
+
+
 def test_two_runs_do_not_share_a_report(tmp_path: Path) -> None:
     report = tmp_path / "report"
     report.mkdir()
@@ -166,6 +181,7 @@ def test_the_cases_of_a_run_can_be_run_again(tmp_path: Path) -> None:
         (["-n", "-3"], "give a number of processes"),
         (["--report", ""], "--report: no folder named"),
         (["--model", "/nonexistent.gguf"], "give the path of a GGUF"),
+        (["--arch", "no-such-thing"], "unknown model architecture"),
         (["--no-such-option"], "unrecognized arguments"),
     ],
 )
@@ -193,3 +209,31 @@ def test_a_trained_model_that_was_not_fetched_is_named_with_what_to_do(tmp_path:
     assert {pair.id for pair in others} == {each.id for each in contract() if trained.name in each.models}
     assert {pair.reason for pair in others} == {trained.absence}
     assert "tools.models fetch smollm2-135m" in trained.absence
+
+
+def made(arch: str, path: Path | None, *kinds: Kind, reason: str = "") -> auto.AutoModel:
+    return auto.AutoModel(arch=arch, path=path, kinds=kinds, reason=reason)
+
+
+def test_a_sweep_examines_what_was_made_and_says_what_was_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gguf = tmp_path / "some.gguf"
+    there = {
+        "some": made("some", gguf, "attention", "sliding_window"),
+        "plain": made("plain", gguf, "attention"),
+        "other": made("other", None, reason="it aborted"),
+    }
+    monkeypatch.setattr(auto, "known_architectures", lambda build: tuple(there))
+    monkeypatch.setattr(auto, "auto_model", lambda arch, build, conditioned=True: there[arch])
+
+    def chosen(profile: str, models: tuple[str, ...] = (), *names: str) -> tuple[list[str], dict[str, str]]:
+        subjects, unmade = architectures(Options("b", models, profile, tmp_path, architectures=names), contract())
+        assert all(subject.is_made and not subject.is_fixture for subject in subjects)
+        return [subject.name for subject in subjects], unmade
+
+    assert chosen("smoke") == ([], {})
+    assert chosen("smoke", (), "all") == (["some"], {"other": "it aborted"})
+    assert chosen("smoke", (), "plain") == (["plain"], {})
+    assert chosen("deep") == (["some"], {"other": "it aborted"})
+    assert chosen("deep", ("mine.gguf",)) == ([], {})
+    with pytest.raises(UsageError, match="--arch other: it aborted"):
+        chosen("smoke", (), "other")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from conformance.harness.bench import Acquaintance, Setup, meet
 from conformance.harness.engine.child import Child
-from conformance.harness.exam import REGISTRY
-from conformance.harness.exam.check import BoundCheck, check_of
+from conformance.harness.exam.check import every_check
 from conformance.harness.exam.examination import Examination, contract, floors_of
 from conformance.harness.exam.session import child_for
 from conformance.harness.faults import FAULTS
@@ -24,11 +21,7 @@ from fixtures.trained import TRAINED, fixture_path
 from .conftest import FAULT_ROW, replayed
 
 CONTRACT = contract()
-for _path in sorted((Path(__file__).parents[1]).glob("test_*.py")):
-    importlib.import_module(f"conformance.{_path.stem}")
-CHECKS: dict[str, BoundCheck] = {
-    id: check_of(tie.test.rpartition(".")[0] + ":" + tie.test.rpartition(".")[2]) for tie in REGISTRY for id in tie.ids
-}
+CHECKS = every_check()
 CLAIMS = [(name, id) for name, fault in FAULTS.items() for id in fault.caught_by]
 
 
@@ -61,6 +54,7 @@ def examined(looks: dict[object, Acquaintance], child: Child, id: str, setup: Se
         examples=examples,
         seed=0,
         acquaintance=looks[setup, floors],
+        ceiling=CONTRACT.ceilings[looks[setup, floors].weights],
         child=child,
     ).take(CHECKS[id])
 

@@ -75,6 +75,18 @@ def test_multi_token_prediction_layers_are_left_out(written: Written) -> None:
         ("gemma2", {}, 4096, tuple(range(1, 12, 2))),
         ("gpt-oss", {"attention__sliding_window": 128}, 128, tuple(range(1, 12, 2))),
         ("qwen2", {"attention__sliding_window": 64}, None, tuple(range(12))),
+        ("afmoe", {"attention__sliding_window": 64}, 64, (3, 7, 11)),
+        ("laguna", {"attention__sliding_window": 64}, 64, (0, 4, 8)),
+        ("cohere2moe", {"attention__sliding_window": 64, "attention__sliding_window_pattern": 3}, 64, (0, 3, 6, 9)),
+        ("exaone-moe", {}, 128, (3, 7, 11)),
+        ("gemma3n", {"attention__sliding_window": 64}, 64, (4, 9)),
+        ("gemma4", {"attention__sliding_window": 64, "attention__sliding_window_pattern": [1, 1, 0] * 4}, 64, (2, 5, 8, 11)),
+        ("llama4", {}, 8192, (3, 7, 11)),
+        ("llama4", {"attention__sliding_window": 64}, 8192, (3, 7, 11)),
+        ("llama4", {"attention__sliding_window": 0}, None, tuple(range(12))),
+        ("smallthinker", {"attention__sliding_window": 64}, 4096, (0, 4, 8)),
+        ("smallthinker", {}, None, tuple(range(12))),
+        ("plamo3", {"attention__sliding_window": 64, "attention__sliding_window_pattern": 0}, 64, ()),
     ],
 )  # fmt: skip
 def test_which_layers_slide(
@@ -94,6 +106,10 @@ def test_which_layers_slide(
         ("jamba", STATES | {"attention.head_count_kv": [0, 0, 2] * 4}, (2, 5, 8, 11), (96, 256)),
         ("lfm2", {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 0, 2] * 4}, (2, 5, 8, 11), (192, 0)),
         ("mamba", STATES | {"attention.head_count": None}, (), (96, 256)),
+        ("arwkv7", {"attention.head_count": None, "wkv.head_size": 32, "token_shift_count": 1}, (), (96, 96 * 32)),
+        ("plamo2", STATES | {"attention.head_count_kv": [0, 0, 2] * 4, "ssm.group_count": 0}, (2, 5, 8, 11), (96, 256)),
+        ("minimax-01", {"attention.key_length": 8}, (7,), (0, 6 * 8 * 8)),
+        ("kimi-linear", {"attention.head_count_kv": [0, 0, 1] * 4, "ssm.conv_kernel": 4, "kda.head_dim": 8}, (2, 5, 8, 11), (3 * 3 * 6 * 8, 6 * 64)),
         ("rwkv7", {"attention.head_count": None, "wkv.head_size": 32, "token_shift_count": 2}, (), (192, 96 * 32)),
     ],
 )  # fmt: skip
@@ -113,6 +129,34 @@ def test_a_layer_of_falcon_h1_is_both_and_one_of_nemotron_h_may_be_neither(writt
     keys = {"attention.head_count_kv": [0, 2, 0] * 4, "feed_forward_length": [0, 0, 64] * 4, "ssm.group_count": 1}
     either = census_of_gguf(written("nemotron_h", STATES | keys))
     assert (either.attention_layers, either.recurrent_layers) == ((1, 4, 7, 10), (0, 3, 6, 9))
+
+
+def test_a_latent_cache_holds_keys_alone_and_a_sliding_layer_may_have_heads_of_its_own(written: Written) -> None:
+    latent = census_of_gguf(
+        written("kimi-k3", {"attention.head_count_kv": [0, 1] * 6, "attention.key_length": 40, "ssm.conv_kernel": 4, "kda.head_dim": 8})
+    )  # fmt: skip
+    assert {(x.n_head_kv, x.key_dim, x.value_dim) for x in latent.attention or ()} == {(1, 40, 0)}
+    keys = {"attention.sliding_window": 64, "attention.sliding_window_pattern": [1, 0] * 6}
+    heads = {"attention.key_length": 32, "attention.key_length_swa": 8, "attention.value_length_swa": 24}
+    sliding = census_of_gguf(written("gemma4", keys | heads))
+    assert [(x.key_dim, x.value_dim) for x in sliding.attention or ()] == [(8, 24), (32, 16)] * 6
+
+
+def test_layers_that_use_the_cache_of_an_earlier_one_have_none(written: Written) -> None:
+    keys = {
+        "attention.sliding_window": 64,
+        "attention.sliding_window_pattern": [1, 0] * 6,
+        "attention.shared_kv_layers": 4,
+    }
+    assert census_of_gguf(written("gemma4", keys)).attention_layers == tuple(range(8))
+    deep = census_of_gguf(written("gemma3n", {"attention.sliding_window": 64, "block_count": 30}))
+    assert deep.attention_layers == tuple(range(20))
+
+
+def test_a_pattern_that_the_file_must_give_is_missed(written: Written) -> None:
+    assert "mimo2.attention.sliding_window_pattern is missing" in refusal(
+        written("mimo2", {"attention.sliding_window": 64})
+    )
 
 
 def test_an_architecture_without_a_rule_is_unknown_not_guessed(written: Written) -> None:

@@ -177,3 +177,8 @@ def test_the_tool_refuses_bad_input_with_one_line(arguments: list[str], cache: P
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
     assert arguments[-1] in result.stderr
+
+
+def test_builds_that_take_the_heads_of_mamba2_from_the_attention_find_them_there() -> None:
+    metadata = models.recipe("mamba2-mini").metadata()
+    assert metadata["mamba2.attention.head_count"] == metadata["mamba2.ssm.time_step_rank"]

@@ -34,7 +34,9 @@ from conformance.harness.report.store import ReportError
 from conformance.harness.report.verdict import summarise
 
 FLOORS = st.sampled_from([0.0, 1e-9, 3e-9])
-DEVIATIONS = st.one_of(st.just(0.0), st.floats(1e-12, 1e-3), st.sampled_from([math.inf, math.nan]))
+# 2e-7 lies between the limits of the two floors, 3.005e-7 beyond the larger by less than a floor
+NEAR = st.sampled_from([9e-8, 2e-7, 2.999e-7, 3.005e-7, 4e-7])
+DEVIATIONS = st.one_of(st.just(0.0), NEAR, st.floats(1e-12, 1e-3), st.sampled_from([math.inf, math.nan]))
 FACTOR = 100
 
 
@@ -120,6 +122,19 @@ def test_a_regression_is_beyond_the_noise_of_both_builds(checks: tuple[Check, Ch
         assert outcome in ("fixed", "pass")
     else:
         assert outcome == "pass"
+
+
+@pytest.mark.parametrize(
+    ("floors", "before", "after", "outcome"),
+    [
+        ((3e-9, 3e-9), 2.999e-7, 3.005e-7, "unknown"),  # beyond the limit, by less than the noise
+        ((3e-9, 3e-9), 2.0e-7, 3.005e-7, "regression"),
+        ((3e-9, 1e-9), 0.0, 2e-7, "pass"),  # beyond its own limit, within that of the noisier baseline
+        ((1e-9, 1e-9), 0.0, 2e-7, "regression"),
+    ],
+)
+def test_noise_is_no_regression(floors: tuple[float, float], before: float, after: float, outcome: str) -> None:
+    assert classify(measured([before], floors[0]), measured([after], floors[1]))[0] == outcome
 
 
 @given(measured_twice())

@@ -104,6 +104,18 @@ def test_rows_that_were_rewritten_stay_so_after_a_roll_back_and_are_counted(dens
         assert tailed.missing == 0
 
 
+def test_rows_that_were_only_due_lack_nothing_after_a_roll_back_into_their_step(
+    dense: tuple[Model, ModelCensus],
+) -> None:
+    model, census = dense
+    with Context(model, settings_for(256, 16)) as context:
+        tailed = TailedSequence(context, census, CacheChoice.of("q4_0", 4))
+        tailed.decode(TEXT[:40])
+        tailed.roll_back(36)
+        assert tailed.missing == 0
+        assert tailed.exact_rows(0)[-4:].all()
+
+
 def test_a_restored_tail_continues_as_the_saved_one(dense: tuple[Model, ModelCensus]) -> None:
     model, census = dense
     with Context(model, settings_for(256, 4)) as context:

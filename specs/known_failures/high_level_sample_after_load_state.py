@@ -11,40 +11,11 @@ MODEL = L.llama_model_load_from_file(sys.argv[1].encode(), L.llama_model_default
 N_VOCAB = L.llama_vocab_n_tokens(L.llama_model_get_vocab(MODEL))
 T = np.random.default_rng(0).integers(0, N_VOCAB, 4096).astype(np.int32)
 
-def context(**settings):
-    p = L.llama_context_default_params()
-    usual = dict(n_ctx=2048, n_batch=2048, n_ubatch=512, n_threads=1, n_threads_batch=1, flash_attn_type=0, swa_full=False)
-    for name, value in {**usual, **settings}.items():
-        setattr(p, name, value)
-    return L.llama_init_from_model(MODEL, p)
-
-def dec(c, tokens, start, seq=0):
-    b, n = L.llama_batch_init(len(tokens), 0, 8), len(tokens)
-    b.n_tokens = n
-    for i in range(n):
-        ids = [seq] if isinstance(seq, int) else seq[i]
-        b.token[i], b.n_seq_id[i], b.logits[i] = int(tokens[i]), len(ids), 1
-        b.pos[i] = start + i if isinstance(start, int) else start[i]
-        for j, id in enumerate(ids):
-            b.seq_id[i][j] = id
-    return L.llama_decode(c, b) or np.ctypeslib.as_array(L.llama_get_logits(c), (n, N_VOCAB)).copy()
-
-def memory(c, call, *arguments):
-    return getattr(L, "llama_memory_" + call)(L.llama_get_memory(c), *arguments)
-
-def save(c, seq=0, flags=0):
-    blob = (ctypes.c_uint8 * L.llama_state_seq_get_size_ext(c, seq, flags))()
-    n = L.llama_state_seq_get_data_ext(c, blob, len(blob), seq, flags)
-    return bytes(blob[:n])
-
-def load(c, blob, seq=0, flags=0):
-    return L.llama_state_seq_set_data_ext(c, (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob), len(blob), seq, flags)
-
 def verdict(expected, seen, what=""):
-    far = float(expected != seen) if not isinstance(seen, np.ndarray) else ((seen - expected) ** 2).sum() / (expected**2).sum()
-    first = (expected[0, :3], seen[0, :3]) if isinstance(seen, np.ndarray) else (expected, seen)
-    print(what, "expected %s, seen %s; nmse or 1 where not equal: %.2g" % (*first, far))
-    sys.exit(bool(far > 1e-5))
+    rows = isinstance(seen, np.ndarray)
+    far = ((seen - expected) ** 2).sum() / (expected**2).sum() if rows else float(expected != seen)
+    print(what, "expected %s, seen %s;" % ((expected[0, :3], seen[0, :3]) if rows else (expected, seen)), "nmse %.2g" % far)
+    sys.exit(bool(not far <= 1e-5))
 
 llama = lambda: L.Llama(sys.argv[1], n_ctx=1024, n_ubatch=32, n_threads=1, logits_all=True, swa_full=False, verbose=False)
 a, b = llama(), llama()

@@ -20,7 +20,9 @@ from conformance.harness.arms.reference import AgentReference
 from conformance.harness.arms.replay import ArmParts
 from conformance.harness.arms.terminal_slot import place
 from conformance.harness.contract.census import ModelCensus, census_of_gguf
-from conformance.harness.contract.schema import Kind
+from conformance.harness.contract.known import BuildName
+from conformance.harness.contract.needs import Subject
+from conformance.harness.contract.schema import Kind, Weights
 from conformance.harness.engine import (
     Blob,
     CacheSide,
@@ -52,6 +54,7 @@ Tokens = npt.NDArray[np.int32]
 Piece = tuple[npt.NDArray[Any], npt.NDArray[np.int32]]
 """What is decoded next and at which positions: tokens int32 [n] at [n], or embeddings float32 [n, n_embd] at [4, n]."""
 Floor = Literal["repeat", "threads", "ubatch"]
+_FLOAT32_BYTES = 4
 Flash = Literal["off", "on"]
 
 _UNDER = ", flash attention "
@@ -137,6 +140,7 @@ class Acquaintance:
             and no check that compares logits would mean anything.
         prefill_tokens_per_second: of a short text, flash attention off.
         n_bytes: size of the weights.
+        weights: whether all of them are float32; narrower ones are computed with in other ways at other batch sizes.
 
     """
 
@@ -146,6 +150,7 @@ class Acquaintance:
     prefill_tokens_per_second: float
     n_bytes: int
     remembers: bool = True
+    weights: Weights = "float32"
 
     def beside(self, other: Acquaintance) -> Acquaintance:
         """What holds under both of two builds: the larger noise, the slower speed, what works in both."""
@@ -165,6 +170,7 @@ class Acquaintance:
             "floors": {f"{floor}{_UNDER}{flash}": asdict(noise) for (floor, flash), noise in self.floors.items()},
             "prefill_tokens_per_second": round(self.prefill_tokens_per_second),
             "weight_bytes": self.n_bytes,
+            "weights": self.weights,
         }
 
     @classmethod
@@ -180,6 +186,7 @@ class Acquaintance:
             floors,
             record["prefill_tokens_per_second"],
             record["weight_bytes"],
+            weights=record["weights"],
         )
 
 
@@ -299,6 +306,19 @@ class Bench:
         return Reader(self.model, self.arm_parts.embeddings(encoder_of(self.vision)) if pixels else None)
 
     @property
+    def subject(self) -> Subject:
+        """The model, by the name it has in a report, with the kinds of memory that the build gives it."""
+        path = self.setup.model_path
+        is_fixture = self.setup.model in (*models.names(), *TRAINED)
+        return Subject(self.setup.model if is_fixture else path.stem, path, memory_kinds(self.model))
+
+    @property
+    def build_name(self) -> BuildName:
+        """What the build is called among known failures."""
+        identity = self.library.identity()
+        return BuildName(identity.build_number, identity.package, identity.package_version, identity.digest)
+
+    @property
     def layers(self) -> LayerMap | None:
         """Which model layer each layer of a blob is; None where the metadata does not tell."""
         census = self.census
@@ -345,8 +365,8 @@ class Bench:
         That is so when a sliding window has left cells behind: they are not saved, and the rest moves together. Sums over
         cells are then taken in another order, and bits need not agree.
         """
-        window = self.census.sliding_window
-        return window is not None and n_tokens > window
+        window = self.census.sliding_window or self.model.n_swa  # the build knows more architectures than the census
+        return 0 < window < n_tokens
 
     def close(self) -> None:
         """Free the model and what reads images for it."""
@@ -372,6 +392,12 @@ def measure(setup: Setup, body: Callable[[Bench, Any], Deviation], case: Any) ->
     before = bench.library.seconds
     deviation = body(bench, case)
     return Measurement(deviation, bench.library.seconds - before)
+
+
+def introduce(setup: Setup) -> tuple[Subject, BuildName]:
+    """Load a model in a build and say what both are called."""
+    bench = bench_of(setup)
+    return bench.subject, bench.build_name
 
 
 def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
@@ -413,6 +439,7 @@ def meet(setup: Setup, floors: tuple[Floor, ...]) -> Acquaintance:
         floors=measured,
         prefill_tokens_per_second=speed,
         n_bytes=bench.model.n_bytes,
+        weights="float32" if bench.model.n_bytes >= _FLOAT32_BYTES * bench.model.n_parameters else "narrower",
         remembers=_remembers(bench),
     )
 

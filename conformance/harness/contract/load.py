@@ -16,11 +16,22 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from conformance.harness.contract.entry import Entry
-from conformance.harness.contract.schema import Document, Documents, Family, Invariant, Profile, Profiles, Topic
+from conformance.harness.contract.schema import (
+    Ceiling,
+    Document,
+    Documents,
+    Family,
+    Invariant,
+    NoiseCeilings,
+    Profile,
+    Profiles,
+    Topic,
+    Weights,
+)
 
 Shape = TypeVar("Shape", bound=Entry)
-_NO_TOPICS = ("documents.yaml", "profiles.yaml", "performance.yaml")
 Loc = tuple[int | str, ...]
+_NO_TOPICS = ("documents.yaml", "profiles.yaml", "noise.yaml", "performance.yaml")
 
 
 class SpecError(Exception):
@@ -45,7 +56,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Contract:
-    """Everything in ``specs/``: what a run judges by id, in the order of the files, and the profiles of a run.
+    """Everything in ``specs/``: what a run judges by id, in the order of the files, the profiles of a run, the most noise.
 
     A case family is an entry of its own, under an id such as ``SM-01/some-case-family``.
     """
@@ -54,6 +65,7 @@ class Contract:
     origins: Mapping[str, Origin]
     profiles: Mapping[str, Profile]
     default_profile: str
+    ceilings: Mapping[Weights, Ceiling]
 
     def __getitem__(self, id: str) -> Invariant:
         """The invariant, or the case family of one, that has this id."""
@@ -95,10 +107,10 @@ class SpecFile(Generic[Shape]):
 
 
 def load_specs(folder: Path, models: Collection[str] = ()) -> Contract:
-    """The contract in ``folder``: ``documents.yaml``, ``profiles.yaml`` and a file for each topic.
+    """The contract in ``folder``: ``documents.yaml``, ``profiles.yaml``, ``noise.yaml`` and a file for each topic.
 
-    ``performance.yaml``, which the gate alone reads, is no topic. ``models`` are the names that invariants may list; when empty they are not checked. Raises SpecError with every
-    problem found.
+    ``performance.yaml``, which the gate alone reads, is no topic. ``models`` are the names that invariants may list; when
+    empty they are not checked. Raises SpecError with every problem found.
     """
     problems: list[str] = []
 
@@ -111,11 +123,12 @@ def load_specs(folder: Path, models: Collection[str] = ()) -> Contract:
 
     documents = read(folder / "documents.yaml", Documents)
     profiles = read(folder / "profiles.yaml", Profiles)
+    noise = read(folder / "noise.yaml", NoiseCeilings)
     paths = [path for path in sorted(folder.glob("*.yaml")) if path.name not in _NO_TOPICS]
     topics = [topic for path in paths if (topic := read(path, Topic))]
     if not paths:
         problems.append(f"{folder}: no invariants here; name a folder that has a file for each topic")
-    if documents is None or profiles is None:
+    if documents is None or profiles is None or noise is None:
         raise SpecError(problems)
     invariants: dict[str, Invariant] = {}
     origins: dict[str, Origin] = {}
@@ -136,7 +149,7 @@ def load_specs(folder: Path, models: Collection[str] = ()) -> Contract:
                 origins[check.id] = Origin(places[invariant.id], topic.content.topic, source)
     if problems:
         raise SpecError(problems)
-    return Contract(invariants, origins, profiles.content.profiles, profiles.content.default)
+    return Contract(invariants, origins, profiles.content.profiles, profiles.content.default, noise.content.ceilings)
 
 
 def _loose_ends(

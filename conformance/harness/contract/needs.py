@@ -51,6 +51,10 @@ def applies(invariant: Invariant, subject: Subject) -> str | None:
     meant = invariant.models == ("all",) and not subject.only_named
     if subject.is_fixture and not meant and subject.name not in invariant.models:
         return f"{invariant.id} does not list {subject.name}"
+    if subject.is_made and invariant.alone:
+        return f"{invariant.id} measures times, which mean nothing on a model made for its architecture"
+    if invariant.only_listed and subject.name not in invariant.models:
+        return f"{invariant.id} is about {_either(invariant.models)} and no other model"
     needs = invariant.needs
     if needs.kinds and subject.kinds is not None and subject.kinds.isdisjoint(needs.kinds):
         return f"needs {_either(KINDS[kind] for kind in needs.kinds)}; {subject.name} has {_memory(subject.kinds)}"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from datetime import date
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from hypothesis import strategies as st
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -275,13 +275,17 @@ class TranscriptBounds(Entry):
 
 
 class Space(Entry):
-    """What one parameter is drawn from: every integer of a closed range, a list of choices, or transcripts."""
+    """What one parameter is drawn from: every integer of a closed range, a list of choices, or transcripts.
+
+    Of a range that is ``longest`` the highest alone is drawn; a budget may lower it down to the lowest.
+    """
 
     range: Annotated[
         tuple[int, int] | None,
         Field(description=_BOUNDS),
         AfterValidator(lambda bounds: bounds and _rising(bounds)),
     ] = None
+    longest: bool = False
     transcript: Annotated[TranscriptBounds | None, Field(description="a mapping of bounds, or {}")] = None
     choices: Annotated[
         tuple[bool | int | str, ...] | None,
@@ -293,6 +297,8 @@ class Space(Entry):
     def _one_of_both(self) -> Space:
         if [self.range, self.choices, self.transcript].count(None) != 2:
             raise wrong("holds none or several of range, choices and transcript", "write one of them")
+        if self.longest and self.range is None:
+            raise wrong("longest stands without a range", "drop it")
         return self
 
     def strategy(self) -> st.SearchStrategy[Any]:
@@ -300,7 +306,8 @@ class Space(Entry):
         if self.transcript is not None:
             return self.transcript.strategy()
         if self.range is not None:
-            return st.integers(*self.range)
+            low, high = self.range
+            return st.just(high) if self.longest else st.integers(low, high)
         return st.sampled_from(self.choices or ())
 
 
@@ -357,6 +364,34 @@ class Accept(Entry):
         return math.isfinite(floor) and (limit <= deviation < math.inf if self.wants_more else deviation <= limit)
 
 
+class Ceiling(Entry):
+    """The most noise that a limit may be built on, as NMSE of logits and of the worst layer of a state."""
+
+    logits: Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
+    state: Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
+    because: Text
+
+    def of(self, quantity: str) -> float:
+        """The ceiling for a quantity."""
+        return self.state if quantity == "state" else self.logits
+
+
+Weights = Literal["float32", "narrower"]
+
+
+class NoiseCeilings(Entry):
+    """``specs/noise.yaml``: ceilings by the type of a model's weights."""
+
+    ceilings: dict[Weights, Ceiling]
+
+    @model_validator(mode="after")
+    def _complete(self) -> NoiseCeilings:
+        missing = [weights for weights in get_args(Weights) if weights not in self.ceilings]
+        if missing:
+            raise wrong(f"no ceiling for {' and '.join(missing)} weights", "add it")
+        return self
+
+
 class Figure(Entry):
     """A figure an invariant is checked against, and how far to trust it."""
 
@@ -378,6 +413,7 @@ class Family(Entry):
     id: Annotated[str, Field(pattern=f"^{_SLUG}$", description="lower-case words joined by -")]
     title: Line
     needs: Needs | None = None
+    only_listed: bool | None = None
     models: ModelNames | None = None
     search: Search = Field(default_factory=dict)
     examples: dict[str, Count] | None = None
@@ -390,7 +426,8 @@ class Invariant(Entry):
 
     ``accept_reordered`` replaces ``accept`` for cases in which both sides hold the same cells in another order. ``examples``
     gives the number of drawn cases for every profile. ``timeout_seconds`` replaces the profile's timeout
-    for one drawn case. ``alone`` says that it measures time, so nothing else may run meanwhile. With ``families`` each of these is a check of its own; beside them the invariant itself is one only
+    for one drawn case. ``only_listed`` keeps it to the models that it lists where any other would do too: one that the user
+    brought. ``alone`` says that it measures time, so nothing else may run meanwhile. With ``families`` each of these is a check of its own; beside them the invariant itself is one only
     where it has a ``search``.
     """
 
@@ -406,6 +443,7 @@ class Invariant(Entry):
     accept_reordered: Accept | None = None
     required: bool
     timeout_seconds: Seconds | None = None
+    only_listed: bool = False
     alone: bool = False
     figures: dict[str, Figure] = Field(default_factory=dict)
     families: Annotated[tuple[Family, ...], AfterValidator(_distinct_ids)] = ()

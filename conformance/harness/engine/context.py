@@ -437,6 +437,10 @@ class Context:
             written = self.library.llama_state_seq_get_data(self.handle, target, size, sequence)
         return self._written(blob, written, f"sequence {sequence} ({flags!r})")
 
+    def save_into(self, buffer: Blob, sequence: int = 0) -> int:
+        """Write the sequence's state into a buffer that may be too small; returns the bytes that the build says it wrote."""
+        return int(self.library.llama_state_seq_get_data(self.handle, buffer.ctypes.data, len(buffer), sequence))
+
     def load(self, blob: Blob, sequence: int = 0, flags: StateFlags = StateFlags.FULL) -> int:
         """Restore a sequence from a blob; returns the bytes the build consumed, 0 when it refused."""
         source = np.ascontiguousarray(blob)

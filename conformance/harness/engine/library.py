@@ -61,6 +61,7 @@ _REQUIRED: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_n_swa": (_i, (_p,)),
     "llama_model_rope_type": (_i, (_p,)),
     "llama_model_size": (_u64, (_p,)),
+    "llama_model_n_params": (_u64, (_p,)),
     "llama_model_is_recurrent": (_b, (_p,)),
     "llama_model_is_hybrid": (_b, (_p,)),
     "llama_model_desc": (_i, (_p, _p, _z)),

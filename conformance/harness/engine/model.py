@@ -68,6 +68,7 @@ class Model:
         self.is_recurrent: bool = library.llama_model_is_recurrent(handle)
         self.is_hybrid: bool = library.llama_model_is_hybrid(handle)
         self.n_bytes: int = library.llama_model_size(handle)
+        self.n_parameters: int = library.llama_model_n_params(handle)
         rope = library.llama_model_rope_type(handle)
         self.rope_type = _ROPE_TYPES.get(rope, f"type {rope}")
 

@@ -14,9 +14,11 @@ from conformance.harness.builds import Published, Source, published_versions
 from conformance.harness.contract.load import Contract
 from conformance.harness.engine import BuildError, ContextSettings, EngineError
 from conformance.harness.engine.child import Child
-from conformance.harness.machine.search import Found
+from conformance.harness.machine.avoid import AVOIDABLE
+from conformance.harness.machine.found import Found
 from conformance.harness.machine.stage import ChildStage
-from conformance.harness.machine.walk import AVOIDABLE, Walk, run
+from conformance.harness.machine.steps import run
+from conformance.harness.machine.walk import References, Walk
 from conformance.harness.report.results import Verdict
 
 from .check import every_check
@@ -104,6 +106,7 @@ def read_check(build: str, model: str, id: str, contract: Contract, profile: str
             examples=sizing.examples,
             seed=seed,
             acquaintance=look.acquaintance,
+            ceiling=contract.ceilings[look.acquaintance.weights],
             child=child,
         ).take(every_check()[id])
     value = _VALUES.get(check.verdict, "untestable")
@@ -115,13 +118,13 @@ def read_finding(build: str, found: Found) -> Reading:
     settings = ContextSettings(**found.settings)
     with Child(memory_limit=8 << 30) as child, Child(memory_limit=8 << 30) as references:
         stage = ChildStage(Setup(build, found.model), child, references)
-        walk = Walk(stage, settings, found.limit, set(AVOIDABLE) - {found.known})
+        walk = Walk(stage, settings, References(stage, found.limit, 0.0), set(AVOIDABLE) - {found.known})
         try:
             met = run(walk, found.steps)
         except EngineError as error:
             return Reading("untestable", str(error))
-    if not walk.memory:
+    if not hasattr(walk, "memory"):
         return Reading("untestable", str(met))
-    if settings.n_rs_seq and not walk.memory["n_rs_seq"]:
+    if settings.n_rs_seq and not walk.memory.n_rs_seq:
         return Reading("absent", "this build does not offer rollback")
     return Reading("good", "no finding") if met is None else Reading("bad", str(met), met.deviation)

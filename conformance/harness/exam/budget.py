@@ -80,7 +80,8 @@ def _shorter(name: str, space: Space, share: float) -> Space:
     if space.range is None or not name.endswith("tokens"):
         return space
     low, high = space.range
-    return Space(range=(low, min(high, max(low, _FEWEST_TOKENS, low + int((high - low) * share)))))
+    highest = min(high, max(low, _FEWEST_TOKENS, low + int((high - low) * share)))
+    return space.model_copy(update={"range": (low, highest)})
 
 
 def texts(invariant: Invariant) -> list[tuple[int, int]]:

@@ -11,12 +11,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from conformance.harness.bench import FLOAT_TYPES, Acquaintance, Case, Floor, Setup, meet
+from conformance.harness.contract.known import Known, load_known_failures
 from conformance.harness.contract.load import Contract, load_specs
-from conformance.harness.contract.schema import Accept, Invariant, Profile
+from conformance.harness.contract.schema import Accept, Ceiling, Invariant, Profile
 from conformance.harness.engine import BuildError, DecodeError, ModelError, StateError
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.measure.deviation import Deviation
@@ -47,6 +49,12 @@ def contract(*, strict_timing: bool = False) -> Contract:
         for id, invariant in loaded.invariants.items()
     }
     return replace(loaded, invariants=strict)
+
+
+@lru_cache(maxsize=1)
+def known_failures() -> tuple[Known, ...]:
+    """The faults that upstream is known to have, by this checkout."""
+    return load_known_failures(SPECS / "known_failures")
 
 
 @dataclass(frozen=True)
@@ -95,11 +103,13 @@ def measured_floor(accept: Accept, acquaintance: Acquaintance, case: Case | None
     return max(noise.state if accept.quantity == "state" else noise.logits for noise in noises)
 
 
-def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviation: Deviation) -> Outcome:
+def judge(
+    invariant: Invariant, acquaintance: Acquaintance, ceiling: Ceiling, case: Case, deviation: Deviation
+) -> Outcome:
     """What a measured deviation means.
 
     Where bits must agree and the build does not even repeat itself, a deviation within that noise is UNKNOWN: it shows
-    neither a fault nor its absence.
+    neither a fault nor its absence. So is one that passes only because the noise is above its ceiling.
     """
     accept = (deviation.reordered and invariant.accept_reordered) or invariant.accept
     floor = measured_floor(accept, acquaintance, case)
@@ -108,6 +118,10 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     if invariant.alone and estimate is None:
         return Outcome("UNKNOWN", "a time without an interval tells nothing", deviation, floor, limit)
     holds = estimate.lies_within(*accept.bounds(floor)) if estimate else accept.holds(deviation.value, floor)
+    most = ceiling.of(accept.quantity)
+    if holds and accept.rule == "within_floor" and deviation.value > accept.limit(most):
+        reason = f"too noisy to tell: runs that should agree lie {floor:.3g} apart, the most to build a limit on is {most:.3g}"
+        return Outcome("UNKNOWN", reason, deviation, floor, limit)
     if holds:
         return Outcome("PASS", None, deviation, floor, limit)
     if estimate and holds is None:
@@ -127,10 +141,12 @@ def judge(invariant: Invariant, acquaintance: Acquaintance, case: Case, deviatio
     return Outcome("FAIL", why, deviation, floor, limit)
 
 
-def _judged(measured: Callable[[], Deviation], invariant: Invariant, acquaintance: Acquaintance, case: Case) -> Outcome:
+def _judged(
+    measured: Callable[[], Deviation], invariant: Invariant, acquaintance: Acquaintance, ceiling: Ceiling, case: Case
+) -> Outcome:
     """The outcome of measuring a case, whatever the measurement raises."""
     try:
-        return judge(invariant, acquaintance, case, measured())
+        return judge(invariant, acquaintance, ceiling, case, measured())
     except ChildDeath as death:
         return Outcome(death.verdict, f"the build {death}", stderr=death.stderr)
     except (DecodeError, StateError) as error:
@@ -159,6 +175,7 @@ class Examination:
 
     Attributes:
         acquaintance: the model's measured floors.
+        ceiling: the most noise that a limit may be built on.
         recorded: cases to run instead of drawing, all of them whatever they show; None draws.
         database: folder where hypothesis keeps examples that failed; None keeps none.
         deadline: when the whole run's budget ends, in seconds since the epoch.
@@ -173,6 +190,7 @@ class Examination:
     examples: int
     seed: int
     acquaintance: Acquaintance
+    ceiling: Ceiling
     child: Child
     recorded: Sequence[dict[str, Any]] | None = None
     database: Path | None = None
@@ -292,7 +310,7 @@ class Examination:
             deviation: Deviation = measurement.deviation
             return deviation
 
-        return _judged(measured, self.invariant, self.acquaintance, case)
+        return _judged(measured, self.invariant, self.acquaintance, self.ceiling, case)
 
     def _report(self, check: BoundCheck, case: Case | None, outcome: Outcome, seconds: float) -> Check:
         deviation = outcome.deviation
@@ -382,12 +400,14 @@ def replay(
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     setup = Setup(build, model, fault, n_threads, other)
     check = check_of(reference)
-    invariant, drawn = contract()[check.id], check.case(**case)
+    specs = contract()
+    invariant, drawn = specs[check.id], check.case(**case)
     acquaintance = meet(setup, floors_of(invariant))
     if other is not None:
         with Child() as child:
             acquaintance = acquaintance.beside(child.call(meet, Setup(other, model), floors_of(invariant)))
-    outcome = _judged(lambda: run_case(setup, reference, case).deviation, invariant, acquaintance, drawn)
+    ceiling = specs.ceilings[acquaintance.weights]
+    outcome = _judged(lambda: run_case(setup, reference, case).deviation, invariant, acquaintance, ceiling, drawn)
     print(f"{outcome.verdict} {check.id} on {model}: {invariant.title}")
     print(f"case: {json.dumps(case)}")
     if outcome.reason:

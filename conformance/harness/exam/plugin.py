@@ -22,7 +22,7 @@ from rich.console import Console
 
 from conformance.harness.bench import Case
 from conformance.harness.builds import BUILD_HELP
-from conformance.harness.contract.known import Known, load_known_failures
+from conformance.harness.contract.known import Known
 from conformance.harness.contract.load import Contract, SpecError
 from conformance.harness.contract.schema import Kind
 from conformance.harness.contract.ties import untied
@@ -36,7 +36,7 @@ from conformance.harness.report.store import ReportError, ResultsWriter
 from conformance.harness.report.terminal import print_results
 
 from .check import REGISTRY, BoundCheck, every_check, every_test
-from .examination import SPECS, Examination, contract
+from .examination import Examination, contract, known_failures
 from .progress import Progress
 from .session import GIB, Options, Session, Shard, UsageError, child_for, file_digest, prepare
 
@@ -119,7 +119,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         config.stash[_CONTRACT] = contract(strict_timing=config.option.strict_timing)
         _refuse_loose_ends(config.stash[_CONTRACT])
-        known = load_known_failures(SPECS / "known_failures")
+        known = known_failures()
         waivers = (
             load_waivers(Path(config.option.waivers), config.stash[_CONTRACT].invariants)
             if config.option.waivers
@@ -312,6 +312,7 @@ def _examined(config: pytest.Config, child: Child, check: BoundCheck, model: str
         examples=sizing.examples,
         seed=options.seed,
         acquaintance=look.acquaintance,
+        ceiling=specs.ceilings[look.acquaintance.weights],
         child=child,
         recorded=None if options.cases is None else options.cases.get((check.id, model), []),
         database=None if options.fault else config.rootpath / ".hypothesis" / "conformance" / check.id / model,
@@ -492,7 +493,8 @@ class _Controller:
         if entry is None:
             return check
         if check.verdict == "PASS":
-            self._notes.append(entry.cured(check.model))
+            if not self._session.look(check.model).subject.is_made:  # what a kind shows, not every architecture must
+                self._notes.append(entry.cured(check.model))
         elif entry.explains(check.verdict):
             return check.excuse(f"{entry.reason}: {entry.entry.note}", entry.where, entry.entry.upstream)
         return check

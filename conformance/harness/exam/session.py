@@ -253,7 +253,7 @@ def prepare(options: Options, contract: Contract) -> Session:
                 f"build {options.build!r}: loading it ended the process ({death}); rebuild it for this machine"
             ) from None
     chosen = options.models or (() if options.architectures else fixtures_here(options.profile))
-    made, unmade = _architectures(options, contract)
+    made, unmade = architectures(options, contract)
     subjects = [*(subject_of(name) for name in chosen), *made]
     absent = {} if options.models or options.architectures else _absent(options.profile)
     if len({subject.name for subject in subjects}) < len(subjects):
@@ -276,7 +276,7 @@ def prepare(options: Options, contract: Contract) -> Session:
     return Session(options, identity, looks, _sized(options, contract, looks), absent=absent, unmade=unmade)
 
 
-def _architectures(options: Options, contract: Contract) -> tuple[list[Subject], dict[str, str]]:
+def architectures(options: Options, contract: Contract) -> tuple[list[Subject], dict[str, str]]:
     """The models made for their architecture, and why others cannot be.
 
     Raises:
@@ -316,20 +316,28 @@ def _absent(profile: str) -> dict[str, str]:
 def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> dict[tuple[str, str], Sizing | None]:
     own = options.profile
     swept = contract.profiles[own].architectures or own
-    pairs = [
-        (invariant, look.acquaintance, look.subject.name, invariant.examples[swept if look.subject.is_made else own])
-        for invariant in sorted(
-            contract, key=lambda invariant: invariant.alone
-        )  # what does not fit is left out at the end
-        for look in looks
-        if look.acquaintance
-        and options.takes(invariant.id, look.subject.name)
-        and not applies(invariant, look.subject)
-        and not undecided(invariant, look.subject)
-    ]
-    seconds = max(options.deadline - time.time(), 0) * options.n_workers
-    sizings = fit([(each, known, examples) for each, known, _, examples in pairs], seconds)
-    return {(invariant.id, model): sizing for (invariant, _, model, _), sizing in zip(pairs, sizings, strict=True)}
+    sizings: dict[tuple[str, str], Sizing | None] = {}
+    seconds = max(options.deadline - time.time(), 0)
+    for alone, n_workers in ((False, options.n_workers), (True, 1)):  # what only informs gets what is left
+        pairs = [
+            (
+                invariant,
+                look.acquaintance,
+                look.subject.name,
+                invariant.examples[swept if look.subject.is_made else own],
+            )
+            for invariant in contract
+            if invariant.alone == alone
+            for look in looks
+            if look.acquaintance
+            and options.takes(invariant.id, look.subject.name)
+            and not applies(invariant, look.subject)
+            and not undecided(invariant, look.subject)
+        ]
+        fitting = fit([(each, known, examples) for each, known, _, examples in pairs], seconds * n_workers)
+        sizings |= {(each.id, model): sizing for (each, _, model, _), sizing in zip(pairs, fitting, strict=True)}
+        seconds = max(seconds - sum(sizing.seconds for sizing in fitting if sizing) / n_workers, 0)
+    return sizings
 
 
 def fixtures_here(profile: str) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "context-file-short": Fault(
         "a file of the whole context brings back its first sequence only",
-        ("RP-06",),
+        ("RP-06", "RP-06/context-of-streams"),
         "rwkv7-mini",
         lies.ContextFileShort,
     ),
@@ -370,8 +370,15 @@ FAULTS: dict[str, Fault] = {
             "SM-01/rollback-after-single-tokens",
             "SM-01/rollback-within-the-last-batch",
             "SM-01/rollback-across-ubatches",
+            "SM-01/rollback-after-another-sequence-came",
         ),
         "lfm2-mini",
+        lies.RemovalForgotten,
+    ),
+    "image-rollback-forgotten": Fault(
+        "a removal of a suffix says yes and does nothing",
+        ("SM-01/rollback-of-an-image",),
+        "qwen35-mini",
         lies.RemovalForgotten,
     ),
     "removal-below-the-window-forgotten": Fault(
@@ -406,6 +413,24 @@ FAULTS: dict[str, Fault] = {
         ("SM-03/unused-sequences",),
         "qwen3-mini",
         lies.UnusedSequenceIsTheFirst,
+    ),
+    "no-sequence-is-the-first": Fault(
+        "a call on an id that no sequence has is made on sequence 0",
+        ("SM-03/sequence-ids-out-of-range",),
+        "mamba2-mini",
+        lies.NoSequenceIsTheFirst,
+    ),
+    "zero-divides": Fault(
+        "positions divided by 0 become 0",
+        ("SM-03/division-by-zero",),
+        "mamba2-mini",
+        lies.ZeroDivides,
+    ),
+    "shifts-every-sequence": Fault(
+        "a shift and a division move the positions of every sequence",
+        ("SM-06/shifting-a-copy-moves-the-original",),
+        "qwen3-mini",
+        lies.ShiftsEverySequence,
     ),
     "clear-forgotten": Fault(
         "clearing and keeping one sequence do nothing",
@@ -488,6 +513,7 @@ FAULTS: dict[str, Fault] = {
         "every restore needs 400 MiB",
         (
             "RB-01/mutated-header",
+            "RB-01/every-field",
             "RB-01/mutated-file",
         ),
         "mamba2-mini",
@@ -514,6 +540,13 @@ FAULTS: dict[str, Fault] = {
         ("SP-02/shift-where-it-is-not-allowed",),
         "qwen35-mini",
         lies.ShiftForgotten,
+    ),
+    "noisy": Fault(
+        "logits of micro-batches of every size are half a percent apart, so that the measured noise would excuse anything",
+        ("BT-01",),
+        "qwen3-mini",
+        lies.Noisy,
+        verdict="UNKNOWN",
     ),
     "starts-wrong": Fault(
         "another token is decoded first in sequence 1 and in micro-batches of less than 8",
@@ -548,6 +581,11 @@ FAULTS: dict[str, Fault] = {
             "RB-01/truncated-file",
             "RB-01/random-bytes",
             "RB-01/on-device-restore-of-a-bad-blob",
+            "RB-01/truncated-context",
+            "RB-01/every-cut",
+            "RB-01/positions-out-of-range",
+            "RB-01/load-into-no-sequence",
+            "RP-01/quantized-cache-on-device",
             "RP-12/other-cache-type",
             "RP-12/other-layout-of-v",
             "RP-12/other-number-of-streams",

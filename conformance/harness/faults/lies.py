@@ -401,6 +401,41 @@ class UnusedSequenceIsTheFirst(Context):
         return super().seq_rm(sequence if self.pos_max(sequence) >= 0 else 0, begin, end)
 
 
+class NoSequenceIsTheFirst(Context):
+    """Takes an id that no sequence has for sequence 0."""
+
+    def seq_rm(self, sequence: int, begin: int = -1, end: int = -1) -> bool:
+        return super().seq_rm(self._known(sequence), begin, end)
+
+    def seq_cp(self, source: int, destination: int, begin: int = -1, end: int = -1) -> None:
+        super().seq_cp(self._known(source), self._known(destination), begin, end)
+
+    def seq_add(self, sequence: int, begin: int, end: int, delta: int) -> None:
+        super().seq_add(self._known(sequence), begin, end, delta)
+
+    def _known(self, sequence: int) -> int:
+        return sequence if -1 <= sequence < self.settings.n_seq_max else 0
+
+
+class ZeroDivides(Context):
+    """Makes all positions 0 that are divided by 0."""
+
+    def seq_div(self, sequence: int, begin: int, end: int, divisor: int) -> None:
+        super().seq_div(sequence, begin, end, divisor or 1 << 20)
+
+
+class ShiftsEverySequence(Context):
+    """Moves the positions of every sequence."""
+
+    def seq_add(self, sequence: int, begin: int, end: int, delta: int) -> None:
+        for other in range(self.settings.n_seq_max):
+            super().seq_add(other, begin, end, delta)
+
+    def seq_div(self, sequence: int, begin: int, end: int, divisor: int) -> None:
+        for other in range(self.settings.n_seq_max):
+            super().seq_div(other, begin, end, divisor)
+
+
 class ClearForgotten(Context):
     """Clears nothing, and keeps everything when only one sequence is to be kept."""
 
@@ -523,6 +558,15 @@ class StartsWrong(Context):
         return super().process(batch)
 
 
+class Noisy(Context):
+    """Rounds so coarsely that micro-batches of every size give logits of their own, half a percent of their energy apart."""
+
+    def logits(self, n_outputs: int) -> Logits:
+        rows = super().logits(n_outputs)
+        noise = np.random.default_rng(self.settings.n_ubatch).standard_normal(rows.shape, np.float32)
+        return np.asarray(rows + 0.05 * rows.std() * noise, np.float32)
+
+
 class SequencesMixedUp(Context):
     """Gives the logits of several sequences in another order, and drops all but the first id of a shared token."""
 
@@ -564,6 +608,9 @@ class AcceptsAnyState(Context):
     ) -> tuple[int, npt.NDArray[np.int32]]:
         consumed, tokens = super().load_file(path, sequence, capacity=capacity)
         return consumed or 1, tokens
+
+    def load_context(self, blob: Blob) -> int:
+        return super().load_context(blob) or max(len(blob), 1)
 
 
 class AcceptsAnyBatch(Context):

@@ -116,6 +116,7 @@ class Looks:
             examples=len(cases),
             seed=self._ask.seed,
             acquaintance=known,
+            ceiling=self._contract.ceilings[known.weights],
             child=child,
             recorded=cases,
         ).take(self._checks[id])

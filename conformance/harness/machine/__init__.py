@@ -1,1 +1,3 @@
-"""A state machine over every memory and state call, held against a plain model of what a sequence must hold."""
+"""Random walks over the memory and state calls, judged against cold replays, and the search for faults with them."""
+
+from . import decoding, moving, refusals, states  # noqa: F401 - each enters its steps

@@ -1,15 +1,15 @@
 """A walk: calls made on a stage and in a plain model of what each sequence must hold, compared at every step.
 
-The model knows a sequence as the history that a correct library would have of it: the tokens decoded, and the inner
-removals and shifts since, which a cold replay repeats. What a replay repeats it cannot judge: where a recurrent state is
-involved, a sequence is set aside after an inner removal, until it is emptied.
+The model knows a sequence as the history that a correct library would have of it: what was decoded, and the inner
+removals, shifts and divisions since, which a cold replay repeats. What a replay repeats it cannot judge: where a
+recurrent state is involved, a sequence is set aside after an inner removal, until it is emptied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -17,109 +17,64 @@ from conformance.harness.engine import ContextSettings, EngineError, Logits
 from conformance.harness.engine.child import ChildDeath
 from conformance.harness.measure.deviation import nmse
 
-from .stage import Op, Script, Stage, text
+from .findings import Death, WrongLogits, WrongPositions, WrongResult, WrongState
+from .history import Held, Op, Script, text
+from .stage import Memory, Seen, Stage, reference_settings
 
 Step = tuple[str, int, int, int]
 """A call's name and three numbers; the walk makes arguments of them that fit what it holds, so any may follow any."""
+Key = tuple[int, int]
+"""A sequence: the number of its context, and its id there."""
 
 _KEPT_REPLAYS = 4000
 _TEXTS, _TEXT_STRIDE = 4, 1000
-
-
-class Finding(Exception):
-    """Something that a correct library would not do."""
-
-    kind: ClassVar[str] = "finding"
-
-    def __init__(self, what: str, expected: object, seen: object, deviation: float | None = None) -> None:
-        super().__init__(f"{what}: expected {expected}, seen {seen}")
-        self.what, self.expected, self.seen, self.deviation = what, str(expected), str(seen), deviation
-
-
-class WrongLogits(Finding):
-    """The next logits are not those of a cold replay."""
-
-    kind = "wrong logits"
-
-
-class WrongPositions(Finding):
-    """A sequence's positions are not those of what it must hold."""
-
-    kind = "wrong positions"
-
-
-class WrongResult(Finding):
-    """A call returned what it must not."""
-
-    kind = "wrong result"
-
-
-class Death(Finding):
-    """The process died."""
-
-    kind = "death"
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a sequence must hold.
-
-    Attributes:
-        script: how it came to be.
-        positions: of its tokens, rising.
-        judged: False after something that a replay cannot judge.
-
-    """
-
-    script: Script = ()
-    positions: tuple[int, ...] = ()
-    judged: bool = True
-
-    @property
-    def next(self) -> int:
-        """The position after the last."""
-        return self.positions[-1] + 1 if self.positions else 0
-
-    def decoded(self, tokens: tuple[int, ...]) -> Held:
-        """With tokens after the last."""
-        start = self.next
-        op: Op = ("dec", start, tokens)
-        return Held((*self.script, op), (*self.positions, *range(start, start + len(tokens))), self.judged)
-
-    def without_suffix(self, begin: int) -> Held:
-        """Without what is at `begin` and after: as if never decoded."""
-        kept = tuple(position for position in self.positions if position < begin)
-        if not kept:
-            return Held()
-        if any(op[0] != "dec" for op in self.script):
-            return Held((*self.script, ("rm", begin, -1)), kept, self.judged)
-        ops = tuple(("dec", op[1], op[2][: begin - op[1]]) for op in self.script if op[1] < begin)
-        return Held(ops, kept, self.judged)
-
-    def without(self, begin: int, end: int, *, judged: bool) -> Held:
-        """Without an inner range, which later tokens have seen."""
-        kept = tuple(position for position in self.positions if not begin <= position < end)
-        return Held((*self.script, ("rm", begin, end)), kept, self.judged and judged)
-
-    def shifted(self, begin: int, delta: int) -> Held:
-        """With everything from `begin` on moved."""
-        moved = tuple(position + delta if position >= begin else position for position in self.positions)
-        return Held((*self.script, ("add", begin, -1, delta)), moved, self.judged)
+_SIGNS_OF_ZERO = 1e-300  # NMSE of states whose numbers are equal
+_LONG, _SHORT, _BEYOND_SNUG = 900, 120, 300
 
 
 @dataclass
-class _Saved:
-    """A blob and what it must hold: one sequence, or all of a context."""
+class Saved:
+    """A blob and what it must hold: one sequence, or all of a context, which no sequence then names."""
 
     slot: int
     context: int
-    sequence: int
+    sequence: int | None
     held: tuple[Held, ...]
-    flags: int
+    flags: int = 0
+    shared: frozenset[int] = frozenset()
     is_valid: bool = True
 
 
-Replays = dict[tuple[ContextSettings, Script, tuple[int, ...]], Logits]
+@dataclass
+class References:
+    """Cold replays by history, and how noisy they are; shared between walks on one model.
+
+    Attributes:
+        limit: the largest NMSE that is noise wherever less than a `factor`-th of it was measured as such.
+
+    """
+
+    stage: Stage
+    limit: float
+    factor: float
+    _logits: dict[tuple[ContextSettings, Script, Op], Logits] = field(default_factory=dict)
+    _noise: dict[ContextSettings, float] = field(default_factory=dict)
+
+    def logits(self, settings: ContextSettings, script: Script, op: Op) -> Logits:
+        """The logits of one more decode after a history, [n, n_vocab]."""
+        key = reference_settings(settings), script, op
+        if key not in self._logits:
+            if len(self._logits) >= _KEPT_REPLAYS:
+                self._logits.pop(next(iter(self._logits)))
+            self._logits[key] = self.stage.replay(*key)
+        return self._logits[key]
+
+    def limit_for(self, settings: ContextSettings) -> float:
+        """The largest NMSE of logits that is noise with these cache types."""
+        key = reference_settings(settings).changed(n_ubatch=512)
+        if key not in self._noise:
+            self._noise[key] = self.stage.noise(key)
+        return max(self.limit, self.factor * self._noise[key])
 
 
 @dataclass
@@ -127,690 +82,359 @@ class Walk:
     """One run of calls.
 
     Attributes:
-        limit: the largest NMSE of logits that is noise.
         avoid: ids of known failures; what would only meet them again is not done.
-        replays: cold replays by history, shared between walks.
-        calls: how many calls were made into the build.
+        calls: how many calls were made into the build, looks at every sequence included.
         lines: the calls as they were made, for the script of a finding.
-        expected_script: what the wrong logits were compared with: history, tokens and their first position.
+        expected_script: what the wrong logits were compared with: a history and one more decode.
         rows: of the last call's logits, which were wrong.
+        probed: the sequence whose state was wrong, for the script to decode into.
+        held: what each sequence must hold.
+        shared: sequences that may share cells with another one.
+        moved: sequences whose recurrent cells may have moved since they were decoded, because several others were.
 
     """
 
     stage: Stage
     settings: ContextSettings
-    limit: float
+    references: References
     avoid: Collection[str] = ()
-    replays: Replays = field(default_factory=dict)
     calls: int = 0
     worst: float = 0.0
+    worst_state: float = 0.0
     lines: list[str] = field(default_factory=list)
     last: str = "open"
-    expected_script: tuple[Script, tuple[int, ...], int] | None = None
+    expected_script: tuple[Script, Op] | None = None
     rows: list[int] | str = ":"
-    _held: dict[tuple[int, int], Held] = field(default_factory=dict)
-    _saved: list[_Saved] = field(default_factory=list)
-    _pending: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)
-    _last_batch: dict[tuple[int, int], int] = field(default_factory=dict)
-    _shared: set[tuple[int, int]] = field(default_factory=set)
-    _on_device: dict[tuple[int, int], int] = field(default_factory=dict)
+    probed: Key | None = None
+    held: dict[Key, Held] = field(default_factory=dict)
+    saved: list[Saved] = field(default_factory=list)
+    last_batch: dict[Key, int] = field(default_factory=dict)
+    shared: set[Key] = field(default_factory=set)
+    moved: set[Key] = field(default_factory=set)
+    limit: float = 0.0
+    _pending: dict[Key, frozenset[str]] = field(default_factory=dict)
+    _digests: dict[Key, int] = field(default_factory=dict)
+    _touched: set[Key] = field(default_factory=set)
     _contexts: set[int] = field(default_factory=lambda: {0})
     _has_loaded: bool = False
-    memory: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self) -> None:
         """Make the first context."""
         too_deep = self.settings.n_rs_seq >= self.settings.n_ubatch
-        if too_deep and self._avoids("RB-02/rollback-depth-of-a-micro-batch"):
+        if too_deep and self.avoids("RB-02/rollback-depth-of-a-micro-batch"):
             self.settings = self.settings.changed(n_ubatch=self.settings.n_rs_seq + 8)
         try:
-            self.memory = self.stage.open(self.settings)
+            self.memory: Memory = self.stage.open(self.settings)
+            self.limit = self.references.limit_for(self.settings)
         except ChildDeath as death:
-            raise Death(f"open: the build {death.how}", "a context", _fingerprint(death.stderr) or death.how) from None
-        self._held = {(c, s): Held() for c in (0, 1) for s in range(self.settings.n_seq_max)}
-
-    def step(self, step: Step) -> None:
-        """Make one call and compare."""
-        name, x, y, z = step
-        context, sequence = (x // 8) % 2 if x >= 8 else 0, x % self.settings.n_seq_max
-        getattr(self, f"_do_{name}")(context, sequence, y, z)
+            raise Death.of("open", death) from None
+        self.held = {(c, s): Held() for c in (0, 1) for s in self.sequences}
 
     def finish(self) -> None:
-        """Compare the next logits of every sequence that holds something."""
-        for (context, sequence), held in list(self._held.items()):
-            if held.positions and context in self._contexts:
-                self._do_decode(context, sequence, 0, 3)
+        """Compare the next logits and the state of every sequence that holds something, then how much there is room for."""
+        for key, held in list(self.held.items()):
+            if held.positions and key[0] in self._contexts:
+                self.judge_state(key)
+                self.decode_next(key, self.tokens(held.next, 1, 3), "seen = dec")
+        if self.is_snug and self.memory.attention:
+            self._fill()
+
+    # -- what there is
+
+    @property
+    def sequences(self) -> range:
+        """The ids of a context's sequences."""
+        return range(self.settings.n_seq_max)
+
+    @property
+    def is_snug(self) -> bool:
+        """Whether cells run out within a walk."""
+        return self.memory.cells <= 256
+
+    @property
+    def slides(self) -> bool:
+        """Whether cells below a window may be gone: a state leaves them out even where the cache keeps them."""
+        return bool(self.memory.window) and (not self.settings.swa_full or self._has_loaded or self.is_snug)
+
+    @property
+    def streams(self) -> bool:
+        """Whether each sequence has cells of its own."""
+        return self.memory.attention and not self.settings.kv_unified and self.settings.n_seq_max > 1
+
+    @property
+    def partial_is_less(self) -> bool:
+        """Whether a PARTIAL_ONLY state leaves something out."""
+        memory = self.memory
+        return (memory.recurrent and memory.attention) or memory.window > 0
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether keys or values are."""
+        return not {self.settings.type_k, self.settings.type_v} <= {"f32", "f16", "bf16"}
+
+    @property
+    def longest(self) -> int:
+        """How many positions a sequence may get to."""
+        if self.is_snug:
+            return _BEYOND_SNUG
+        return _LONG if self.memory.window and not self.settings.swa_full and self.memory.cells >= _LONG else _SHORT
+
+    def avoids(self, id: str) -> bool:
+        """Whether a known failure is kept clear of."""
+        return id in self.avoid
+
+    def tokens(self, start: int, n: int, which: int) -> tuple[int, ...]:
+        """What may come at a position, in one of several texts."""
+        begin = which % _TEXTS * _TEXT_STRIDE + start % _LONG
+        return tuple(text(self.memory.n_vocab)[begin : begin + n].tolist())
+
+    def slice(self, start: int, n: int, which: int) -> str:
+        """The same, in a script."""
+        begin = which % _TEXTS * _TEXT_STRIDE + start % _LONG
+        return f"T[{begin}:{begin + n}]"
+
+    def fits(self, context: int, new: Mapping[int, int], cells: int | None = None) -> bool | None:
+        """Whether there is room for so many more tokens of each sequence, in `cells` new ones; None where sharing hides it."""
+        if not self.memory.attention:
+            return True
+        n_held = {s: len(self.held[context, s].positions) for s in self.sequences}
+        if self.streams or self.settings.n_seq_max == 1:
+            return all(n_held[s] + n <= self.memory.cells for s, n in new.items())
+        more = sum(new.values()) if cells is None else cells
+        shared = [n_held[s] for s in self.sequences if (context, s) in self.shared]
+        most = sum(n_held.values())
+        least = most - sum(shared) + max(shared, default=0)
+        return True if most + more <= self.memory.cells else False if least + more > self.memory.cells else None
 
     # -- making calls
 
-    def _make(self, line: str, name: str, context: int, *arguments: Any) -> Any:
+    def make(self, line: str, name: str, context: int, *arguments: Any) -> Any:
+        """Make a call; a death and an error are findings."""
         self.lines.append(line)
         self.last = name
         self._contexts.add(context)
-        self._has_loaded |= name in ("load", "through_file", "load_context")
-        self.calls += 1 + 2 * self.settings.n_seq_max
+        self._has_loaded |= "load" in name or "file" in name
+        self.calls += 1
+        return self._asked(name, lambda: self.stage.call(name, context, *arguments))
+
+    def check(self, context: int) -> None:
+        """Look at every sequence of a context: its positions, its bytes, and that nothing happened to what was not meant."""
+        seen: tuple[Seen, ...] = self._asked(f"a look after {self.last}", lambda: self.stage.observe(context))
+        self.calls += 4 * len(seen)
+        for s, now in enumerate(seen):
+            key, held = (context, s), self.held[context, s]
+            self._check_positions(key, held, now)
+            if now.announced != now.written:
+                raise WrongResult(f"bytes of the state of sequence {s}", now.announced, now.written)
+            self._check_cells(key, held, now)
+            if self._is_settled(key) and self._digests.get(key, now.digest) != now.digest:
+                raise WrongState(
+                    f"state of sequence {s} of context {context} after {self.last}", "as before", "other bytes"
+                )
+            self._digests[key] = now.digest
+        self._touched = {key for key in self._touched if key[0] != context}
+
+    def _is_settled(self, key: Key) -> bool:
+        """Whether a sequence must have the bytes that it had: cells that a window has left may go to others at any time."""
+        lent = self.memory.window and self.settings.kv_unified and self.held[key].next >= self.memory.window
+        return not lent and key not in self._touched and not self.waiting(key) & {"copy", "shift"}
+
+    def touch(self, *keys: Key) -> None:
+        """These may have other bytes now."""
+        self._touched.update(keys)
+
+    def _asked(self, name: str, ask: Any) -> Any:
         try:
-            result, positions = self.stage.call(name, context, *arguments)
+            return ask()
         except ChildDeath as death:
-            raise Death(
-                f"{name}: the build {death.how}", "an answer", _fingerprint(death.stderr) or death.how
-            ) from None
+            raise Death.of(name, death) from None
         except EngineError as error:
             raise WrongResult(name, "no error", str(error)) from None
-        self._seen = positions
-        return result
 
-    def _check_positions(self, context: int) -> None:
-        exact = not self.memory["recurrent"] and not self._slides
-        for sequence, (low, high) in enumerate(self._seen):
-            held = self._held[context, sequence].positions
-            if not held:
-                expected, fits = "none", (low, high) == (-1, -1)
-            else:
-                expected = f"{held[0]} to {held[-1]}"
-                fits = high == held[-1] and (low == held[0] if exact else held[0] <= low <= high)
-            if not fits:
-                raise WrongPositions(
-                    f"positions of sequence {sequence} after {self.last}", expected, f"{low} to {high}"
-                )
-
-    @property
-    def _slides(self) -> bool:
-        """Whether cells below a window may be gone: a state leaves them out even where the cache keeps them."""
-        return bool(self.memory["window"]) and (not self.settings.swa_full or self._has_loaded)
-
-    def _avoids(self, id: str) -> bool:
-        return id in self.avoid
-
-    def _tokens(self, start: int, n: int, which: int) -> tuple[int, ...]:
-        begin = which % _TEXTS * _TEXT_STRIDE + start % 900
-        return tuple(int(token) for token in text(self.memory["n_vocab"])[begin : begin + n])
-
-    def _slice(self, start: int, n: int, which: int) -> str:
-        begin = which % _TEXTS * _TEXT_STRIDE + start % 900
-        return f"T[{begin}:{begin + n}]"
-
-    @property
-    def _longest(self) -> int:
-        return 900 if self.memory["window"] and not self.settings.swa_full else 120
-
-    # -- decoding
-
-    def _do_decode(self, context: int, sequence: int, y: int, z: int) -> None:
-        held = self._held[context, sequence]
-        n = 1 + y % (300 if self._longest > 500 else 40)
-        if held.next + n > self._longest:
-            return
-        tokens = self._tokens(held.next, n, z)
-        positions = None if z & 8 else tuple(range(held.next, held.next + n))
-        if positions is None and not held.positions:
-            positions = tuple(range(n))
-        line = f"seen = dec(c{context}, {self._slice(held.next, n, z)}, {held.next}, {sequence})"
-        code, logits = self._make(line, "decode", context, tokens, positions, sequence)
-        self._expect_decoded(code, n)
-        self._compare(held, tokens, logits)
-        self._settle({(context, sequence): held.decoded(tokens)}, context, n)
-
-    def _do_decode_together(self, context: int, _: int, y: int, z: int) -> None:
-        n = 1 + y % 12
-        rows, new = [], {}
-        for sequence in range(self.settings.n_seq_max):
-            held = self._held[context, sequence]
-            if held.next + n > self._longest:
-                return
-            tokens = self._tokens(held.next, n, z + sequence)
-            new[context, sequence] = held.decoded(tokens)
-            rows += [(i, sequence, tokens[i], held.next + i) for i in range(n)]
-        if z % 2:
-            rows.sort()
-        before = {key: self._held[key] for key in new}
-        tokens_, positions = tuple(r[2] for r in rows), tuple(r[3] for r in rows)
-        sequences = [[r[1]] for r in rows]
-        line = f"seen = dec(c{context}, {list(tokens_)}, {list(positions)}, {sequences})"
-        code, logits = self._make(line, "decode", context, tokens_, positions, sequences)
-        self._expect_decoded(code, len(rows))
-        for (_c, sequence), held in before.items():
-            at = [i for i, row in enumerate(rows) if row[1] == sequence]
-            self.rows = at
-            self._compare(held, new[context, sequence].script[-1][2], logits[at])
-        self.rows = ":"
-        self._settle(new, context, n)
-
-    def _do_decode_coupled(self, context: int, _: int, y: int, z: int) -> None:
-        """Tokens that belong to every sequence, where all are empty and share one cache."""
-        many = range(self.settings.n_seq_max)
-        if not (self.settings.kv_unified and self.memory["attention"] and self.settings.n_seq_max > 1):
-            return
-        if any(self._held[context, s].positions for s in many):
-            return
-        n = 1 + y % 20
-        tokens, positions = self._tokens(0, n, z), tuple(range(n))
-        line = f"seen = dec(c{context}, {self._slice(0, n, z)}, 0, [{list(many)}] * {n})"
-        code, logits = self._make(line, "decode", context, tokens, positions, [list(many)] * n)
-        self._expect_decoded(code, n)
-        self._compare(Held(), tokens, logits)
-        self._settle({(context, s): Held().decoded(tokens) for s in many}, context, n)
-        self._shared |= {(context, s) for s in many}
-
-    def _do_decode_wrongly(self, context: int, sequence: int, y: int, z: int) -> None:
-        """A batch that must be refused."""
-        held = self._held[context, sequence]
-        start, tokens = held.next, list(self._tokens(held.next, 3, z))
-        positions, sequences = list(range(start, start + 3)), [[sequence]] * 3
-        match y % 5:
-            case 0:
-                sequences = [[self.settings.n_seq_max]] * 3
-            case 1:
-                tokens[1] = self.memory["n_vocab"]
-            case 2 if held.positions and not self.memory["gaps"]:
-                positions = [p + 2 for p in positions]
-            case 3 if held.positions:
-                positions = [p - 1 for p in positions]
-            case _:
-                sequences = [[-1]] * 3
-        line = f"seen = dec(c{context}, {tokens}, {positions}, {sequences})"
-        code, _logits = self._make(line, "decode", context, tokens, positions, sequences)
-        if code != -1:
-            raise WrongResult("decode of an invalid batch", -1, code)
-        self._check_positions(context)
-
-    def _do_decode_aborted(self, context: int, sequence: int, y: int, z: int) -> None:
-        held = self._held[context, sequence]
-        n = self.settings.n_ubatch + 1 + y % 20
-        recurrent = self.memory["recurrent"]
-        if (
-            n > 80
-            or held.next + n > self._longest
-            or (recurrent and self._avoids("SM-07/abort-leaves-a-wrong-position"))
-        ):
-            return
-        tokens, positions = self._tokens(held.next, n, z), tuple(range(held.next, held.next + n))
-        asks = (
-            f"ASKED = iter(range({20 + z % 200})); ABORT = L.ggml_abort_callback(lambda _: next(ASKED, None) is None)"
-        )
-        self.lines.append(f"{asks}; L.llama_set_abort_callback(c{context}, ABORT, None)")
-        self.lines.append(f"seen = dec(c{context}, {self._slice(held.next, n, z)}, {held.next}, {sequence})")
-        line = f"L.llama_set_abort_callback(c{context}, L.ggml_abort_callback(), None)"
-        code, logits = self._make(line, "decode", context, tokens, positions, sequence, 20 + z % 200)
-        new = held.decoded(tokens)
-        if code == 2:
-            high = self._seen[sequence][1]
-            if not held.next - 1 <= high < held.next + n:
-                raise WrongPositions("last position after an abort", f"{held.next - 1} to {held.next + n - 1}", high)
-            new = new.without_suffix(high + 1)
-        elif code == 0:
-            self._compare(held, tokens, logits)
+    def _check_positions(self, key: Key, held: Held, now: Seen) -> None:
+        if not held.positions:
+            expected, fits = "none", (now.low, now.high) == (-1, -1)
         else:
-            self._expect_decoded(code, n)
-        self._settle({(context, sequence): new}, context, 1 << 20)
+            first, last = held.positions[0], held.positions[-1]
+            exact = not self.memory.recurrent and not self.slides
+            expected = f"{first} to {last}"
+            fits = now.high == last and (now.low == first if exact else first <= now.low <= last)
+        if not fits:
+            what = f"positions of sequence {key[1]} of context {key[0]} after {self.last}"
+            raise WrongPositions(what, expected, f"{now.low} to {now.high}")
 
-    def _expect_decoded(self, code: int, n: int) -> None:
-        if code != 0:
-            raise WrongResult(f"decode of {n} tokens that fit", 0, code)
+    def _check_cells(self, key: Key, held: Held, now: Seen) -> None:
+        """Whether the bytes hold what the positions name."""
+        if now.cells is None:
+            return
+        for number, cells in enumerate(now.cells):
+            if self.memory.window and number == len(now.cells) - 1:
+                seen_next = max(now.low, held.next - self.memory.window + 1)
+                expected = tuple(p for p in held.positions if p >= seen_next)
+                fits = set(expected) <= set(cells) <= set(held.positions)
+            else:
+                expected, fits = held.positions, cells == held.positions
+            if not fits:
+                self._probe(key)
+                what = f"cells of sequence {key[1]} of context {key[0]} in cache {number} after {self.last}"
+                raise WrongState(what, _in_ranges(expected), _in_ranges(cells))
+        last = held.positions[-1:] if self.memory.recurrent else ()
+        if now.recurrent != last:
+            self._probe(key)
+            what = f"recurrent cells of sequence {key[1]} of context {key[0]} after {self.last}"
+            raise WrongState(what, _in_ranges(last), _in_ranges(now.recurrent))
 
-    def _settle(self, new: Mapping[tuple[int, int], Held], context: int, batch: int) -> None:
+    def _probe(self, key: Key) -> None:
+        """Let the script show a wrong state by what the sequence gives next."""
+        held = self.held[key]
+        self.probed, self.expected_script = key, (held.script, ("dec", held.next, self.tokens(held.next, 1, 3)))
+
+    # -- decoding and comparing
+
+    def decode_next(self, key: Key, tokens: tuple[int, ...], seen: str, *, automatic: bool = False) -> None:
+        """Decode tokens after the last of one sequence, by itself, and compare."""
+        context, sequence = key
+        held, n = self.held[key], len(tokens)
+        positions = None if automatic else tuple(range(held.next, held.next + n))
+        at = None if automatic else held.next
+        line = f"{seen}(c{context}, {list(tokens)}, {at}, {sequence})"
+        code, logits = self.make(line, "decode", context, tokens, positions, sequence)
+        if self.is_decoded(code, context, {sequence: n}):
+            self.compare(held, ("dec", held.next, tokens), logits)
+            self.settle({key: held.decoded(tokens)}, context, {key: n})
+
+    def is_decoded(self, code: int, context: int, new: Mapping[int, int], cells: int | None = None) -> bool:
+        """Whether a decode that is legal was done; it may say 1 only where there is no room, and then nothing happens."""
+        room = self.fits(context, new, cells)
+        if code == 0 and room is not False:
+            return True
+        if code == 1 and room is not True:
+            self.check(context)
+            return False
+        expected = {True: "0", False: "1", None: "0 or 1"}[room]
+        raise WrongResult(f"decode of {sum(new.values())} tokens", expected, code)
+
+    def settle(self, new: Mapping[Key, Held], context: int, batches: Mapping[Key, int]) -> None:
+        """A decode was done: it made all copies and shifts of its context, and the rollbacks of its own sequences."""
         for key, held in new.items():
-            self._held[key] = held
-            self._last_batch[key] = batch
-        self._pending = {  # a decode makes all copies and shifts of its context, and the rollbacks of its own sequences
-            key: what if key[0] != context else what & {"rollback"}
-            for key, what in self._pending.items()
-            if key not in new
-        }
-        self._check_positions(context)
+            self.held[key] = held
+            self.last_batch[key] = batches[key]
+            self._pending.pop(key, None)
+            self.moved.discard(key)
+        self.touch(*new)
+        if len(new) > 1:
+            self.moved.update(key for key in self.held if key[0] == context and key not in new)
+        for key, what in self._pending.items():
+            if key[0] == context and what - {"rollback"}:
+                self._pending[key] = what & {"rollback"}
+                self.touch(key)
+        self.check(context)
 
-    def _compare(self, held: Held, tokens: tuple[int, ...], logits: Logits) -> None:
+    def compare(self, held: Held, op: Op, logits: Logits) -> None:
+        """Compare the logits of a decode with a replay's."""
         if not held.judged:
             return
-        key = self.settings, held.script, tokens
-        if key not in self.replays:
-            if len(self.replays) >= _KEPT_REPLAYS:
-                self.replays.pop(next(iter(self.replays)))
-            self.replays[key] = self.stage.replay(self.settings, held.script, tokens, held.next)
-            self.calls += 2 + len(held.script)
-        expected = self.replays[key]
+        try:
+            expected = self.references.logits(self.settings, held.script, op)
+        except ChildDeath as death:
+            raise Death.of("replay", death) from None
         deviation = nmse(logits, expected)
         if deviation <= self.limit:
             self.worst = max(self.worst, deviation)
             return
         row = int(np.argmax(np.abs(logits - expected).max(axis=1)))
-        self.expected_script = held.script, tokens, held.next
+        self.expected_script = held.script, op
         raise WrongLogits(
-            f"logits of {len(tokens)} tokens at {held.next}, row {row}", expected[row, :3], logits[row, :3], deviation
+            f"logits of {len(expected)} rows at {held.next}, row {row}", expected[row, :3], logits[row, :3], deviation
         )
 
-    # -- removing, copying, moving
-
-    def _do_remove(self, context: int, sequence: int, y: int, z: int) -> None:
-        """A whole sequence, spelled in some way."""
-        begin, end = [(-1, -1), (0, -1), (0, 1 << 20), (-1, 1 << 20)][y % 4]
-        everything = z % 4 == 0 and not (self.memory["recurrent"] and self._avoids("SM-03/removal-wildcard"))
-        which = -1 if everything else sequence
-        if end > 0 and self._rollback_waits(context, range(self.settings.n_seq_max) if everything else (sequence,)):
+    def judge_state(self, key: Key) -> None:
+        """Compare a sequence's bytes with a replay's: exactly where the same batches ran, else within noise."""
+        held = self.held[key]
+        if not held.judged or not held.is_settled or self.waiting(key) or held.has_gap:
             return
-        line = f'seen = memory(c{context}, "seq_rm", {which}, {begin}, {end})'
-        if not self._make(line, "rm", context, which, begin, end):
-            raise WrongResult("removal of all sequences" if everything else "removal of a whole sequence", True, False)
-        for s in range(self.settings.n_seq_max) if everything else (sequence,):
-            self._put(context, s, Held())
-        self._check_positions(context)
-
-    def _do_remove_suffix(self, context: int, sequence: int, y: int, _: int) -> None:
-        held = self._held[context, sequence]
-        if len(held.positions) < 2:
+        context, sequence = key
+        deviation = self._asked(
+            "a look", lambda: self.stage.state_deviation(context, sequence, self.settings, held.script)
+        )
+        exact = held.as_replayed and not self.memory.attention
+        if deviation <= (_SIGNS_OF_ZERO if exact else self.limit):
+            self.worst_state = max(self.worst_state, deviation)
             return
-        depth = 1 + y % min(12 if y % 3 else 200, len(held.positions) - 1)
-        begin = held.positions[-depth]
-        if self._rollback_is_known(context, sequence, depth) or self._below_window_is_known(held, begin):
-            return
-        line = f'seen = memory(c{context}, "seq_rm", {sequence}, {begin}, -1)'
-        if self._make(line, "rm", context, sequence, begin, -1):
-            self._change(context, sequence, held.without_suffix(begin), "rollback")
-            self._last_batch[context, sequence] = 0
-        self._check_positions(context)
-
-    def _rollback_waits(self, context: int, sequences: Iterable[int]) -> bool:
-        """Whether one of these has a rollback that no decode has followed, where emptying it other than by open ends is known to fail."""
-        known = self.memory["n_rs_seq"] and self._avoids("SM-04/emptied-while-a-rollback-is-pending")
-        return bool(known) and any("rollback" in self._waiting(context, s) for s in sequences)
-
-    def _rollback_is_known(self, context: int, sequence: int, depth: int) -> bool:
-        if not self.memory["n_rs_seq"]:
-            return False
-        last = self._last_batch.get((context, sequence), 0)
-        if self._avoids("SM-06/trimming-a-copy-moves-the-original") and (context, sequence) in self._shared:
-            return True
-        if self._avoids("SM-01/rollback-whole-last-batch") and depth >= last:
-            return True
-        held = self._held[context, sequence]
-        has_gap = len(held.positions) < held.next - held.positions[0]
-        if self._avoids("SM-07/rollback-into-a-gap") and has_gap:
-            return True
-        return self._avoids("SM-01/rollback-after-single-tokens") and (
-            last == 1 or "rollback" in self._waiting(context, sequence)
+        self._probe(key)
+        raise WrongState(
+            f"state of sequence {sequence} of context {context}", "a replay's", f"NMSE {deviation:.2g}", deviation
         )
 
-    def _below_window_is_known(self, held: Held, begin: int) -> bool:
-        window = self.memory["window"] if self._slides else 0
-        known = self._avoids("SM-07/sliding-window-removal-below-the-window")
-        return bool(window) and known and held.next > window and begin < held.next
+    def _fill(self) -> None:
+        """Empty the first context and see that all of its cells can be had again."""
+        for s in self.sequences:
+            self.make(f'memory(c0, "seq_rm", {s}, -1, -1)', "rm", 0, s, -1, -1)
+            self.put((0, s), Held())
+        self.check(0)
+        tokens = tuple(text(self.memory.n_vocab)[: self.memory.cells].tolist())
+        for code, part in ((0, tokens), (1, tokens[:1])):
+            start = self.held[0, 0].next
+            line = f"seen = dec(c0, T[:{len(part)}], {start}, 0)"
+            seen, _ = self.make(line, "decode", 0, part, tuple(range(start, start + len(part))), 0)
+            if seen != code:
+                raise WrongResult(
+                    f"decode of {len(part)} tokens into {self.memory.cells - start} free cells", code, seen
+                )
+            self.put((0, 0), self.held[0, 0].decoded(part))
 
-    def _do_remove_inside(self, context: int, sequence: int, y: int, z: int) -> None:
-        held = self._held[context, sequence]
-        n = len(held.positions)
-        if n < 4 or self._slides:
-            return
-        first = y % (n - 2)
-        begin, end = held.positions[first], held.positions[min(first + 1 + z % 10, n - 2)] + 1
-        line = f'seen = memory(c{context}, "seq_rm", {sequence}, {begin}, {end})'
-        if self._make(line, "rm", context, sequence, begin, end):
-            self._change(context, sequence, held.without(begin, end, judged=not self.memory["recurrent"]))
-        self._check_positions(context)
+    # -- what waits for a decode
 
-    def _do_remove_nothing(self, context: int, sequence: int, y: int, _: int) -> None:
-        n = self._held[context, sequence].next
-        begin, end = [(n, -1), (n + 5, n + 9), (max(n // 2, 1), max(n // 2, 1))][y % 3]
-        if begin <= 0:
-            return
-        self._make(
-            f'seen = memory(c{context}, "seq_rm", {sequence}, {begin}, {end})', "rm", context, sequence, begin, end
-        )
-        self._check_positions(context)
-
-    def _do_keep(self, context: int, sequence: int, *_: int) -> None:
-        streams = self.memory["attention"] and not self.settings.kv_unified and self.settings.n_seq_max > 1
-        if streams and self._avoids("SM-04/keeping-one-removes-the-others"):
-            return
-        if self._rollback_waits(context, [s for s in range(self.settings.n_seq_max) if s != sequence]):
-            return
-        self._make(f'memory(c{context}, "seq_keep", {sequence})', "keep", context, sequence)
-        for s in range(self.settings.n_seq_max):
-            if s != sequence:
-                self._put(context, s, Held())
-        self._check_positions(context)
-
-    def _do_clear(self, context: int, _: int, y: int, z: int) -> None:
-        self._make(f'memory(c{context}, "clear", {bool(y % 2)})', "clear", context, bool(y % 2))
-        for s in range(self.settings.n_seq_max):
-            self._put(context, s, Held())
-        self._check_positions(context)
-
-    def _do_copy(self, context: int, sequence: int, y: int, z: int) -> None:
-        """A whole sequence, or a prefix, into another that is emptied first."""
-        destination = y % self.settings.n_seq_max
-        held = self._held[context, sequence]
-        if destination == sequence or not held.positions:
-            return
-        if self._slides and self.settings.kv_unified and self._avoids("SM-10/sliding-cells-of-a-copy"):
-            return
-        partial = (
-            z % 4 == 1 and held.judged and not self.memory["recurrent"] and all(op[0] == "dec" for op in held.script)
-        )
-        partial = partial and not self._slides
-        if partial and not self.settings.kv_unified and self._avoids("SM-09/partial-copy-between-streams"):
-            partial = False
-        waits = self.memory["n_rs_seq"] and "rollback" in self._waiting(context, sequence)
-        if waits and self._avoids("SM-05/copy-of-a-rolled-back-sequence"):
-            return
-        end = 1 + z // 4 % len(held.positions) if partial else -1
-        if self._held[context, destination].positions:
-            self._do_remove(context, destination, 0, 1)
-        line = f'memory(c{context}, "seq_cp", {sequence}, {destination}, {0 if partial else -1}, {end})'
-        self._make(line, "cp", context, sequence, destination, 0 if partial else -1, end)
-        self._put(context, destination, held.without_suffix(end) if partial else held)
-        self._last_batch[context, destination] = self._last_batch.get((context, sequence), 0)
-        self._pending[context, destination] = self._waiting(context, sequence) | {"copy"}
-        self._shared |= {(context, sequence), (context, destination)}
-        self._check_positions(context)
-        streams = self.memory["attention"] and not self.settings.kv_unified
-        if streams and self._avoids("SM-05/source-changed-while-a-copy-is-pending"):
-            self._do_decode(context, destination, 0, z)  # which makes the copy
-
-    def _do_shift(self, context: int, sequence: int, y: int, z: int) -> None:
-        """Everything from somewhere on moves up, and leaves a gap."""
-        held = self._held[context, sequence]
-        if len(held.positions) < 2 or held.next > 100 or (context, sequence) in self._shared:
-            return
-        if not self.memory["can_shift"] or self._slides:
-            return
-        begin, delta = held.positions[1 + y % (len(held.positions) - 1)], 1 + z % 10
-        line = f'memory(c{context}, "seq_add", {sequence}, {begin}, -1, {delta})'
-        self._make(line, "add", context, sequence, begin, -1, delta)
-        shifted = held.shifted(begin, delta)
-        judged = held.judged and not self.memory["recurrent"]
-        self._change(context, sequence, Held(shifted.script, shifted.positions, judged), "shift")
-        self._check_positions(context)
-
-    def _do_divide(self, context: int, sequence: int, y: int, _: int) -> None:
-        """Position 0 is divided, which changes nothing."""
-        if not self.memory["can_shift"] or self.memory["recurrent"]:
-            return
-        held = self._held[context, sequence]
-        if held.positions != (0,) or (context, sequence) in self._shared:
-            return
-        self._make(
-            f'memory(c{context}, "seq_div", {sequence}, 0, -1, {2 + y % 3})', "div", context, sequence, 0, -1, 2 + y % 3
-        )
-        self._check_positions(context)
-
-    # -- states
-
-    def _pending_is_known(self, context: int, sequence: int) -> bool:
-        waiting = self._waiting(context, sequence)
-        known = {
-            "shift": "RP-01/save-while-a-shift-is-pending",
-            "copy": "SM-05/save-while-a-copy-is-pending",
-        }
-        return any(what in waiting and self._avoids(id) for what, id in known.items())
-
-    def _do_save(self, context: int, sequence: int, y: int, _: int) -> None:
-        held = self._held[context, sequence]
-        if self._pending_is_known(context, sequence):
-            return
-        if not held.positions and self._avoids("SM-04/empty-blob-into-a-dirty-sequence"):
-            return
-        flags = [0, 0, 1, 2, 3][y % 5]
-        line = f"b{len(self._saved)} = save(c{context}, {sequence}, {flags})"
-        slot, announced, written = self._make(line, "save", context, sequence, flags)
-        if announced != written:
-            raise WrongResult("bytes written of a state", announced, written)
-        if flags & 2:
-            for saved in self._saved:
-                if saved.flags & 2 and (saved.context, saved.sequence) == (context, sequence):
-                    saved.is_valid = False
-        self._saved.append(_Saved(slot, context, sequence, (held,), flags))
-        self._check_positions(context)
-
-    def _usable(self, y: int, flags: Collection[int]) -> _Saved | None:
-        found = [saved for saved in self._saved if saved.flags in flags and saved.is_valid and len(saved.held) == 1]
-        return found[y % len(found)] if found else None
-
-    def _do_load(self, context: int, sequence: int, y: int, z: int) -> None:
-        saved = self._usable(y, (0, 2) if z % 2 else (0,))
-        if saved is None:
-            return
-        if saved.flags & 2:
-            context = saved.context
-        line = f"seen = load(c{context}, b{self._saved.index(saved)}, {sequence}, {saved.flags})"
-        consumed, given = self._make(line, "load", context, saved.slot, sequence, saved.flags)
-        self._take_load(context, sequence, saved.held[0], consumed, given)
-
-    def _take_load(self, context: int, sequence: int, held: Held, consumed: int, given: int) -> None:
-        if consumed != given:
-            raise WrongResult("bytes consumed of a state that fits", given, consumed)
-        self._put(context, sequence, held)
-        self._last_batch[context, sequence] = 0
-        self._check_positions(context)
-
-    def _do_return(self, context: int, sequence: int, y: int, _: int) -> None:
-        """Load a partial state of this very sequence, and remove what came after it."""
-        if not self.memory["partial"]:
-            return
-        saved = self._usable(y, (1, 3))
-        if saved is None or not saved.held[0].positions or not saved.held[0].judged:
-            return
-        context, sequence = saved.context, saved.sequence
-        held, now = saved.held[0], self._held[saved.context, saved.sequence]
-        if now.positions[: len(held.positions)] != held.positions or not _extends(now.script, held.script):
-            return
-        if self._below_window_is_known(now, held.next) or self._pending_is_known(context, sequence):
-            return
-        line = f"seen = load(c{context}, b{self._saved.index(saved)}, {sequence}, {saved.flags})"
-        consumed, given = self._make(line, "load", context, saved.slot, sequence, saved.flags)
-        if consumed != given:
-            raise WrongResult("bytes consumed of a partial state that fits", given, consumed)
-        line = f'memory(c{context}, "seq_rm", {sequence}, {held.next}, -1)'
-        if not self._make(line, "rm", context, sequence, held.next, -1):
-            raise WrongResult("removal of the suffix after a partial load", True, False)
-        self._put(context, sequence, held)
-        self._last_batch[context, sequence] = 0
-        self._check_positions(context)
-
-    def _do_load_cut(self, context: int, sequence: int, y: int, z: int) -> None:
-        """What must be refused leaves the sequence as it was, or empty."""
-        saved = self._usable(y, (0,))
-        known = (self.memory["recurrent"] and self.memory["attention"]) or self.memory["window"]
-        if saved is None or (known and self._avoids("RB-01/rejected-restore-leaves-half-a-state")):
-            return
-        line = f"b = b{self._saved.index(saved)}; seen = load(c{context}, b[: len(b) * {z % 1000} // 1000], {sequence})"
-        consumed, _given = self._make(line, "load", context, saved.slot, sequence, 0, z % 1000)
-        self._take_refusal(context, sequence, consumed)
-
-    def _do_load_noise(self, context: int, sequence: int, y: int, _: int) -> None:
-        saved = self._usable(y, (0,))
-        if saved is None:
-            return
-        line = f"seen = load(c{context}, bytes(len(b{self._saved.index(saved)})), {sequence})"
-        consumed, _given = self._make(line, "load_noise", context, saved.slot, sequence)
-        self._take_refusal(context, sequence, consumed)
-
-    def _do_load_cut_on_device(self, context: int, sequence: int, y: int, z: int) -> None:
-        saved = self._usable(y, (2,))
-        if saved is None or self._avoids("RB-01/on-device-restore-of-a-bad-blob"):
-            return
-        line = (
-            f"b = b{self._saved.index(saved)}; seen = load(c{context}, b[: len(b) * {z % 1000} // 1000], {sequence}, 2)"
-        )
-        consumed, _given = self._make(line, "load", saved.context, saved.slot, sequence, 2, z % 1000)
-        self._take_refusal(saved.context, sequence, consumed)
-
-    def _take_refusal(self, context: int, sequence: int, consumed: int) -> None:
-        if consumed:
-            raise WrongResult("bytes consumed of what is no state", 0, consumed)
-        if self._seen[sequence] == (-1, -1):
-            self._put(context, sequence, Held())
-        self._check_positions(context)
-
-    def _do_through_file(self, context: int, sequence: int, y: int, _: int) -> None:
-        held, destination = self._held[context, sequence], y % self.settings.n_seq_max
-        if not held.positions or self._pending_is_known(context, sequence):
-            return
-        line = f"load(c{context}, save(c{context}, {sequence}), {destination})  # through a file"
-        if not self._make(line, "through_file", context, sequence, destination):
-            raise WrongResult("bytes read of a file", "more than 0", 0)
-        self._put(context, destination, held)
-        self._last_batch[context, destination] = 0
-        self._check_positions(context)
-
-    def _do_move_context(self, context: int, *_: int) -> None:
-        """Save a whole context and load it into the other one."""
-        sequences = range(self.settings.n_seq_max)
-        if any(self._pending_is_known(context, s) for s in sequences):
-            return
-        crowded = self._shared or any(self._waiting(context, s) for s in sequences)
-        if self.memory["n_rs_seq"] and crowded and self._avoids("SM-06/saving-the-context-after-trimming-a-copy"):
-            return
-        if self._slides and self._avoids("RP-01/long-decode-after-a-context-was-restored"):
-            return
-        held = tuple(self._held[context, s] for s in sequences)
-        line = f"w = (ctypes.c_uint8 * L.llama_state_get_size(c{context}))(); n = L.llama_state_get_data(c{context}, w, len(w))"
-        slot, announced, written = self._make(line, "save_context", context)
-        if written > announced:
-            raise WrongResult("bytes written of a context", announced, written)
-        consumed, given = self._make(
-            f"seen = L.llama_state_set_data(c{1 - context}, w, n)", "load_context", 1 - context, slot
-        )
-        if consumed != given:
-            raise WrongResult("bytes consumed of a context's state", given, consumed)
-        for s in sequences:
-            self._put(1 - context, s, held[s])
-            self._last_batch[1 - context, s] = 0
-            if (context, s) in self._shared:
-                self._shared.add((1 - context, s))
-        self._check_positions(1 - context)
-
-    def _waiting(self, context: int, sequence: int) -> frozenset[str]:
+    def waiting(self, key: Key) -> frozenset[str]:
         """What was asked of a sequence and is done with the next decode only."""
-        return self._pending.get((context, sequence), frozenset())
+        return self._pending.get(key, frozenset())
 
-    def _change(self, context: int, sequence: int, held: Held, *waiting: str) -> None:
+    def wait(self, key: Key, what: Iterable[str]) -> None:
+        """Something is done with the next decode only."""
+        self._pending[key] = self.waiting(key).union(what)
+
+    def change(self, key: Key, held: Held, *waiting: str) -> None:
         """A sequence is another one now; what waits still does, and more."""
-        before = self._waiting(context, sequence)
-        self._put(context, sequence, held)
-        self._pending[context, sequence] = before.union(waiting)
+        before = self.waiting(key)
+        self.put(key, held)
+        self._pending[key] = before.union(waiting)
 
-    def _put(self, context: int, sequence: int, held: Held) -> None:
-        key = context, sequence
-        self._held[key] = held
+    def put(self, key: Key, held: Held) -> None:
+        """A sequence is another one now, and nothing waits."""
+        self.held[key] = held
+        self.touch(key)
         self._pending.pop(key, None)
         if not held.positions:
-            self._shared.discard(key)
+            self.shared.discard(key)
 
 
-def _extends(script: Script, start: Script) -> bool:
-    """Whether a history begins with another one, and only decoded since."""
-    return all(op[0] == "dec" for op in script) and _flat(script)[: len(_flat(start))] == _flat(start)
-
-
-def _flat(script: Script) -> tuple[int, ...]:
-    return tuple(token for op in script if op[0] == "dec" for token in op[2])
-
-
-def _fingerprint(stderr: str) -> str:
-    """File and line of a failed assertion, or what was thrown."""
-    for line in stderr.splitlines():
-        if ".cpp:" in line or ".c:" in line:
-            return line.rpartition("/")[2][:160]
-        if "what():" in line:
-            return line.strip()[:160]
-    return ""
-
-
-#: What a walk may do, and how often in proportion.
-STEPS: dict[str, int] = {
-    "decode": 10,
-    "decode_together": 3,
-    "decode_coupled": 1,
-    "decode_wrongly": 1,
-    "decode_aborted": 1,
-    "remove": 2,
-    "remove_suffix": 5,
-    "remove_inside": 2,
-    "remove_nothing": 1,
-    "keep": 1,
-    "clear": 1,
-    "copy": 3,
-    "shift": 2,
-    "divide": 1,
-    "save": 4,
-    "load": 4,
-    "return": 2,
-    "load_cut": 1,
-    "load_noise": 1,
-    "load_cut_on_device": 1,
-    "through_file": 1,
-    "move_context": 1,
-}
-
-#: Known failures that a walk can keep clear of.
-AVOIDABLE = (
-    "SM-01/rollback-whole-last-batch",
-    "SM-01/rollback-after-single-tokens",
-    "SM-03/removal-wildcard",
-    "SM-04/empty-blob-into-a-dirty-sequence",
-    "SM-04/keeping-one-removes-the-others",
-    "SM-04/emptied-while-a-rollback-is-pending",
-    "SM-05/save-while-a-copy-is-pending",
-    "SM-05/copy-of-a-rolled-back-sequence",
-    "SM-05/source-changed-while-a-copy-is-pending",
-    "SM-06/trimming-a-copy-moves-the-original",
-    "SM-06/saving-the-context-after-trimming-a-copy",
-    "SM-07/abort-leaves-a-wrong-position",
-    "SM-07/sliding-window-removal-below-the-window",
-    "SM-07/rollback-into-a-gap",
-    "SM-09/partial-copy-between-streams",
-    "RP-01/save-while-a-shift-is-pending",
-    "RB-01/rejected-restore-leaves-half-a-state",
-    "RB-01/on-device-restore-of-a-bad-blob",
-    "RB-02/rollback-depth-of-a-micro-batch",
-    "RP-01/long-decode-after-a-context-was-restored",
-    "SM-10/sliding-cells-of-a-copy",
-)
-
-#: Those among them that end the process.
-DEADLY = frozenset(
-    (
-        "SM-06/saving-the-context-after-trimming-a-copy",
-        "SM-09/partial-copy-between-streams",
-        "RB-01/on-device-restore-of-a-bad-blob",
-        "RB-02/rollback-depth-of-a-micro-batch",
-    )
-)
-
-
-def run(walk: Walk, steps: Collection[Step]) -> Finding | None:
-    """Walk the steps from a new context; the first finding, or None."""
-    try:
-        walk.open()
-        for step in steps:
-            walk.step(step)
-        walk.finish()
-    except Finding as finding:
-        return finding
-    return None
-
-
-def random_steps(seed: int, n: int) -> list[Step]:
-    """Steps drawn by their weights."""
-    random = np.random.default_rng(seed)
-    weights = np.array(list(STEPS.values()), float)
-    names = random.choice(list(STEPS), n, p=weights / weights.sum())
-    return [(str(name), *(int(k) for k in random.integers(0, 1 << 10, 3))) for name in names]  # type: ignore[misc]
+def _in_ranges(positions: Iterable[int]) -> str:
+    """Positions, shortened."""
+    ranges: list[list[int]] = []
+    for position in sorted(positions):
+        if ranges and position == ranges[-1][1] + 1:
+            ranges[-1][1] = position
+        else:
+            ranges.append([position, position])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in ranges[:6]) or "none"
 
 
 def settings_of(
-    n_seq_max: int, n_rs_seq: int, kv_unified: bool, swa_full: bool, flash_attn: bool, ubatch: int, type_k: str
-) -> ContextSettings:
-    """Settings with room for every sequence that a walk may hold."""
+    n_seq_max: int, n_rs_seq: int, kv_unified: bool, swa_full: bool, flash_attn: bool, ubatch: int, type_k: str,
+    snug: bool = False,
+) -> ContextSettings:  # fmt: skip
+    """Settings with room for every sequence that a walk may hold; or, `snug`, with less than that."""
+    cells = (256 if kv_unified else 256 * n_seq_max) if snug else 1024 * n_seq_max
+    takes_any_v = flash_attn or type_k in ("f16", "f32", "bf16")
     return ContextSettings(
-        n_ctx=1024 * n_seq_max,
-        n_batch=1024,
-        n_ubatch=ubatch,
+        n_ctx=cells,
+        n_batch=min(1024, cells),
+        n_ubatch=min(ubatch, cells),
         n_seq_max=n_seq_max,
         n_rs_seq=n_rs_seq,
         kv_unified=kv_unified,
         swa_full=swa_full,
         flash_attn="on" if flash_attn else "off",
         type_k=type_k,
-        type_v=type_k,
+        type_v=type_k if takes_any_v else "f16",
     )

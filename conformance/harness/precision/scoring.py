@@ -88,7 +88,8 @@ class Scorer:
 
     def exact(self, tokens: Tokens) -> Logits:
         """The exact cache's logits of the scored positions, float32 [scored, n_vocab]."""
-        return np.concatenate(list(self.steps(Arm(CacheChoice.of(EXACT)), tokens)))
+        steps = list(self.steps(Arm(CacheChoice.of(EXACT)), tokens))
+        return steps[0] if len(steps) == 1 else np.concatenate(steps)
 
     def scores(self, arm: Arm, tokens: Tokens, base: Logits | Records) -> Scores:
         """Score an arm over tokens int32 [n] against `base`, which holds every scored position.

@@ -446,6 +446,6 @@ def amount(value: float | None, unit: str) -> str:
         return "-"
     if unit == "s":
         return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
-    if unit == "bytes" and value >= 1e5:
-        return f"{value / 2**20:.2f} MiB"
+    if unit == "bytes" and value >= 1e4:
+        return f"{value / 2**20:.2f} MiB" if value >= 1e6 else f"{value / 2**10:.1f} KiB"
     return f"{value:,.0f} {unit}"

@@ -114,7 +114,7 @@ def _counts(pairs: Sequence[Pair]) -> Text:
 
 
 def _speed_table(speeds: Sequence[Speed]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("speed and size", "baseline", "candidate", "ratio", ""):
         table.add_column(heading, justify="left" if heading in ("speed and size", "") else "right", no_wrap=True)
     for number, speed in enumerate(speeds):

@@ -4,7 +4,7 @@ splice two, make one longer.
 
 from .blob import SequenceFile, is_sequence_file, parse, split_file
 from .census import Census, census
-from .compare import Difference, LayerComparison, PartDeviation, compare, first_difference
+from .compare import Difference, LayerComparison, PartDeviation, at_positions_of, compare, first_difference
 from .edit import lengthened, part, splice
 from .sequence import (
     AttentionCache,
@@ -35,6 +35,7 @@ __all__ = [
     "Rows",
     "SequenceFile",
     "SequenceState",
+    "at_positions_of",
     "census",
     "compare",
     "first_difference",

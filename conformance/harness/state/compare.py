@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.harness.measure.deviation import nmse
 
@@ -122,11 +123,26 @@ def compare(
     return (*_compare_cells(a, b), *(_compare_layer(key, ours.get(key), theirs.get(key)) for key in keys))
 
 
+def at_positions_of(state: SequenceState, other: SequenceState) -> SequenceState:
+    """What `state` holds at the positions that `other` has cells for, cache by cache; a copy, recurrent cells as they are."""
+    caches = zip(state.attention, other.attention, strict=True)
+    kept = (
+        _selected(ours, np.flatnonzero(np.isin(ours.cells.positions, theirs.cells.positions)))
+        for ours, theirs in caches
+    )
+    return replace(state, attention=tuple(kept))
+
+
 def _by_position(cache: AttentionCache) -> AttentionCache:
     """The cache with its cells in the order of their positions; a copy unless they lie so."""
     order = np.argsort(cache.cells.positions, kind="stable")
     if (order[1:] > order[:-1]).all():
         return cache
+    return _selected(cache, order)
+
+
+def _selected(cache: AttentionCache, order: NDArray[np.intp]) -> AttentionCache:
+    """Some of a cache's cells, in the order given."""
 
     def rows(stored: Rows) -> Rows:
         return replace(stored, bytes=stored.bytes[:, order] if stored.transposed else stored.bytes[order])
