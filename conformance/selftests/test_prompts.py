@@ -110,12 +110,12 @@ def test_a_mistake_in_a_transcript_is_named_by_file_line_and_key(
 def test_a_transcript_that_fails_shrinks_to_one_that_can_be_read() -> None:
     def fails(transcript: Transcript) -> bool:
         shown = sum(step.screenshot is not None for step in transcript.steps)
-        return shown > 2 and counts("terminal_slot", transcript, 2, BYTES)[-1].prompt_tokens > 60
+        return shown > 2 and counts("terminal_slot", transcript, 2, BYTES)[-1].prompt_tokens > 40
 
-    some = transcripts(preamble=(1, 90), steps=(1, 6), text=(0, 12))
+    some = transcripts(preamble=(1, 50), steps=(1, 4), text=(0, 8))
     shrunk = find(some, fails, settings=settings(database=None, derandomize=True, max_examples=200, deadline=None))
     assert len(shrunk.steps) == 3
-    assert 60 < counts("terminal_slot", shrunk, 2, BYTES)[-1].prompt_tokens <= 70
+    assert 40 < counts("terminal_slot", shrunk, 2, BYTES)[-1].prompt_tokens <= 50
     assert len(str(shrunk.model_dump())) < 600
 
 
