@@ -9,6 +9,8 @@ import pytest
 import typer
 
 from conformance.harness.contract.load import Contract
+from conformance.harness.exam.examination import contract
+from conformance.harness.exam.standing import standing
 from conformance.harness.machine.search import Search
 from conformance.harness.report.results import Verdict
 from tools import fuzz
@@ -22,7 +24,7 @@ def test_a_known_failure_whose_check_passes_is_said_to_be_fixed_and_searched(
     """The build is the bundled one, but for a cure of one fault."""
     searches: list[Search] = []
 
-    def verdicts(build: str, model: str, ids: Collection[str], contract: Contract) -> Iterator[tuple[str, Verdict]]:
+    def verdicts(build: str, model: str, ids: Collection[str], _: Contract) -> Iterator[tuple[str, Verdict]]:
         for id in ids:
             yield id, "PASS" if id == KEEPING else "CRASH" if id == IDS else "FAIL"
 
@@ -52,3 +54,9 @@ def test_where_everything_is_to_be_met_nothing_is_kept_clear_of(
         fuzz.main(minutes=1, model=["qwen3-mini"], findings=tmp_path, from_scratch=True)
     assert searches[0].avoid == set()
     assert KEEPING in searches[0].known
+
+
+def test_a_check_is_run_by_itself_to_see_whether_its_failure_stands() -> None:
+    ids = ("SM-03/removal-wildcard", "SM-03/whole-removal", "SM-07/rollback-into-a-gap")
+    verdicts = dict(standing("bundled", "mamba2-mini", ids, contract()))
+    assert verdicts == {"SM-03/removal-wildcard": "FAIL", "SM-03/whole-removal": "PASS"}  # it has nothing to roll back
