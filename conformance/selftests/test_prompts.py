@@ -82,6 +82,17 @@ def _setup() -> Any:
     return Setup("bundled", "holo3-mini")
 
 
+@pytest.mark.parametrize("text", ["1e5", "no", "0o7", "1_0", "~", "2026-01-01", "1:30", " a ", "\x85", "\ufeff", "'"])
+def test_texts_that_look_like_something_else_stay_texts(text: str, tmp_path: Path) -> None:
+    transcript = Transcript(preamble=Text(string=text), steps=(Step(action=Text(string=text)),))
+    write_transcript(tmp_path / "t.yaml", transcript)
+    assert read_transcript(tmp_path / "t.yaml") == transcript
+
+
+def test_a_case_counts_the_tokens_of_every_prompt_of_its_transcript() -> None:
+    assert Loop(transcript=task(5, 7), window=1).n_tokens == (10 + 8 + 5) + (10 + 8 + 5 + 8 + 7)
+
+
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
