@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -425,14 +426,14 @@ def test_the_prefill_of_every_arm_takes_what_an_affine_model_predicts(bench: Ben
     loop = Loop(transcript=Transcript(preamble=preamble, steps=steps), window=case.window, ubatch=512)
     settings = _context(bench, loop.transcript, case.window, 512, *ARMS)
     deepest = settings.n_ctx - _SPARE_CELLS
-    image, said = case.width * case.height, case.said_tokens
-    singles = [Call(n, share * deepest // 3) for n in (1, said, image, 2 * said) for share in range(3)]
+    lengths = (1, case.said_tokens, case.width * case.height, 2 * case.said_tokens)
+    singles = [Call(n, share * deepest // 3) for share in range(3) for n in lengths]
     made: dict[ArmName, list[list[Call]]] = {arm: [] for arm in ARMS}
     taken: dict[ArmName, list[float]] = {arm: [] for arm in ARMS}
     of_singles = []
     for _ in range(case.blocks):
         with bench.context(settings) as context:
-            of_singles.append([_seconds_of(context, bench, call) for call in singles])
+            of_singles.append(list(_seconds_of(context, bench, singles)))
         for arm in ARMS:
             with bench.context(settings) as context:
                 run = ProfiledRun(context, _arm(bench, context, arm, loop), "timed")
@@ -452,11 +453,15 @@ def test_the_prefill_of_every_arm_takes_what_an_affine_model_predicts(bench: Ben
     return of_estimate(worst_factor, "prefill time against the model, as a factor", name, "1", told)
 
 
-def _seconds_of(context: Context, bench: Bench, call: Call) -> float:
-    """Seconds that a call takes, at its depth in a context that it leaves empty."""
-    context.seq_rm(0)
-    front, text = bench.texts(0, max(call.depth, 1), call.tokens)
-    context.decode(front, start=0, outputs="none")
-    before = context.seconds
-    context.decode(text, start=len(front))
-    return context.seconds - before
+def _seconds_of(context: Context, bench: Bench, made: Sequence[Call]) -> Iterator[float]:
+    """Seconds that each call takes at its depth; depths must not fall."""
+    cursor = Cursor(context, components=1, checkpoints=checkpoints_for(bench.model))
+    cursor.text([1])  # what only the first call of a context does is not timed
+    for depth, calls_there in groupby(made, lambda call: call.depth):
+        cursor.text(bench.texts(depth, max(depth - cursor.cells, 0))[0])
+        behind = cursor.checkpoint()
+        for call in calls_there:
+            before = context.seconds
+            cursor.text(bench.texts(0, call.tokens)[0])
+            yield context.seconds - before
+            cursor.restore(behind)

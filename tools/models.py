@@ -109,19 +109,24 @@ def auto(
 def architectures(
     build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
 ) -> None:
-    """Make a model of every architecture that the build knows, and print what became of each as a table in Markdown."""
+    """Make a model of every architecture that the build knows, and print what became of each as a table in Markdown.
+
+    Those whose memory is more than plain attention are conditioned and measured too, since they are swept.
+    """
     with _refusing():
         known = known_architectures(build)
         typer.echo("| architecture | memory | layers known here | model | what is short of a good fixture |")
         typer.echo("|---|---|---|---|---|")
         for arch in known:
-            made = auto_model(arch, build)
+            made = auto_model(arch, build, conditioned=False)
             if made.path is None:
                 typer.echo(f"| {arch} | | | **no**: {made.reason.replace('|', '/')} | |")
                 continue
+            made = auto_model(arch, build) if made.is_swept else made
             memory = ", ".join(kind.replace("_", " ") for kind in made.kinds)
-            rule = "no" if census_of_gguf(made.path).attention is None else "yes"
-            typer.echo(f"| {arch} | {memory} | {rule} | yes | {'; '.join(made.shortcomings)} |")
+            rule = "yes" if made.path and census_of_gguf(made.path).attention is not None else "no"
+            short = "not measured" if made.shortcomings is None else "; ".join(made.shortcomings) or "nothing"
+            typer.echo(f"| {arch} | {memory} | {rule} | yes | {short} |")
 
 
 @app.command()

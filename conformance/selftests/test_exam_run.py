@@ -223,7 +223,7 @@ def test_a_sweep_examines_what_was_made_and_says_what_was_not(monkeypatch: pytes
         "other": made("other", None, reason="it aborted"),
     }
     monkeypatch.setattr(auto, "known_architectures", lambda build: tuple(there))
-    monkeypatch.setattr(auto, "auto_model", lambda arch, build: there[arch])
+    monkeypatch.setattr(auto, "auto_model", lambda arch, build, conditioned=True: there[arch])
 
     def chosen(profile: str, models: tuple[str, ...] = (), *names: str) -> tuple[list[str], dict[str, str]]:
         subjects, unmade = architectures(Options("b", models, profile, tmp_path, architectures=names), contract())

@@ -98,7 +98,7 @@ def beyond(check: Check, limit: float) -> set[str]:
 def test_a_build_against_itself_shows_no_difference(check: Check) -> None:
     pair = pair_of(check, check)
     assert pair.outcome in ("pass", "known", "unknown")
-    assert pair.blocks == (check.required and check.verdict in ("UNKNOWN", "SKIPPED"))
+    assert not pair.blocks
 
 
 @given(measured_twice())
@@ -180,7 +180,7 @@ def test_what_only_informs_never_blocks_and_an_undecided_candidate_is_never_pass
     assert pair.required or not pair.blocks
     if after.verdict in ("UNKNOWN", "SKIPPED"):
         assert pair.outcome == "unknown"
-        assert pair.blocks == pair.required
+        assert pair.blocks == (pair.required and before.reason != after.reason)
     if after.verdict in ("CRASH", "TIMEOUT") and before.verdict not in ("CRASH", "TIMEOUT"):
         assert pair.outcome == after.verdict.lower()
         assert pair.blocks == pair.required
@@ -217,6 +217,11 @@ def test_the_outcome_follows_from_what_both_builds_showed(
     pair = pair_of(check(before), check(after), "there is no such function")
     assert (pair.outcome, pair.blocks) == (outcome, blocks)
     assert (before is None or after is None) == ("there is no such function" in pair.reason) or outcome == "crash"
+
+
+def test_what_was_not_run_on_either_build_blocks() -> None:
+    assert pair_of(planned(), planned()).blocks
+    assert not pair_of(planned(required=False), planned(required=False)).blocks
 
 
 def test_cases_that_a_build_cannot_take_are_told() -> None:

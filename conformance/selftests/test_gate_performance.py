@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.harness.contract.schema import Counted, Timed
+from conformance.harness.engine import StateError
+from conformance.harness.engine.child import Crashed, TimedOut
 from conformance.harness.exam.examination import SPECS, contract
-from conformance.harness.gate.performance import judge_count, judge_measure, load_performance
+from conformance.harness.gate.performance import Unmeasured, judge_count, judge_measure, load_performance, unmeasured
 from fixtures import models
 
 LIMIT = 1.15
@@ -70,3 +72,20 @@ def test_what_is_measured_can_be_judged_in_every_profile() -> None:
 def test_only_a_regression_of_speed_blocks(ratios: list[float]) -> None:
     speed = judge_measure("m", "prefill", SPEC, [1.0] * len(ratios), ratios)
     assert speed.blocks == (speed.outcome == "regression")
+
+
+@pytest.mark.parametrize(
+    ("side", "error", "outcome", "blocks"),
+    [
+        ("candidate", Crashed("aborted (SIGABRT)", ""), "crash", True),
+        ("candidate", StateError("refused"), "unknown", True),
+        ("candidate", TimedOut("gave no answer", ""), "unknown", False),
+        ("baseline", Crashed("aborted (SIGABRT)", ""), "unknown", False),
+    ],
+)
+def test_a_round_that_is_not_finished_blocks_where_the_candidate_is_to_blame(
+    side: str, error: Exception, outcome: str, blocks: bool
+) -> None:
+    speed = unmeasured("m", "prefill", SPEC, Unmeasured(side, error))
+    assert (speed.outcome, speed.blocks) == (outcome, blocks)
+    assert side in speed.reason

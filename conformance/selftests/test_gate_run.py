@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from conformance.harness.exam.session import Shard
 from conformance.harness.report.comparison import Comparison, read_comparison
 
 from .conftest import ROOT, replayed
@@ -71,6 +74,30 @@ def test_what_has_not_changed_is_not_run_again(itself: tuple[Path, str]) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     assert "baseline: bundled: as in an earlier run" in done.stdout
     assert read_comparison(report).answer == read_comparison(report.with_name("again")).answer
+
+
+def test_shards_are_the_whole_gate(itself: tuple[Path, str]) -> None:
+    report, _ = itself
+    folders = [report.with_name(f"shard{number}") for number in (1, 2)]
+    for number, folder in enumerate(folders, 1):
+        done = run(folder, "-k", "RP-01 or RB-01 or XB-0", "--shard", f"{number}/2")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def merged(*shards: Path) -> tuple[int, Path]:
+        out = report.with_name(f"merged{len(shards)}")
+        command = [sys.executable, "-m", "tools.report", "merge", *map(str, shards), "--out", str(out)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode, out
+
+    code, out = merged(*folders)
+    assert code == 0
+    whole, joined = ({(pair.id, pair.model) for pair in read_comparison(each).pairs} for each in (report, out))
+    assert joined == whole
+    assert merged(folders[0])[0] == 2
+
+
+@given(st.text(), st.text(), st.integers(1, 12))
+def test_every_check_is_in_one_shard(id: str, model: str, of: int) -> None:
+    assert sum(Shard(number, of).holds(id, model) for number in range(1, of + 1)) == 1
 
 
 def test_a_planted_fault_is_the_one_regression(tmp_path: Path) -> None:

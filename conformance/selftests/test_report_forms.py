@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -41,6 +42,15 @@ def shown(results: Results, width: int = 80) -> str:
     stream = io.StringIO()
     print_results(results, Console(file=stream, width=width))
     return stream.getvalue()
+
+
+def test_what_an_informative_check_measured_is_told_although_it_passed() -> None:
+    told: dict[str, Any] = {"deviation": 0.0, "limit": 1.0, "detail": {"expected": "0 rows", "seen": "K over V .0054"}}
+    measured = check("PASS", "KL-03", required=False, **told)
+    decides = check("PASS", "KL-01", required=True, **told)
+    page = shown(results_of([measured, decides]))
+    assert "measured: KL-03 on holo3-mini: K over V .0054, against 0 rows" in page
+    assert "measured: KL-01" not in page
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tracemalloc
 from dataclasses import replace
 
@@ -290,3 +291,9 @@ def test_a_sequence_file_is_taken_apart() -> None:
     for end in range(24):
         with pytest.raises(BlobError):
             split_file(content[:end])
+
+
+def test_what_is_wrong_with_a_blob_travels_between_processes() -> None:
+    error = BlobError(12, "too short")
+    travelled = pickle.loads(pickle.dumps(error))
+    assert (type(travelled), travelled.where, str(travelled)) == (BlobError, 12, str(error))

@@ -365,8 +365,8 @@ class Bench:
         That is so when a sliding window has left cells behind: they are not saved, and the rest moves together. Sums over
         cells are then taken in another order, and bits need not agree.
         """
-        window = self.census.sliding_window
-        return window is not None and n_tokens > window
+        window = self.census.sliding_window or self.model.n_swa  # the build knows more architectures than the census
+        return 0 < window < n_tokens
 
     def close(self) -> None:
         """Free the model and what reads images for it."""

@@ -12,6 +12,7 @@ from conformance.harness import builds
 from conformance.harness.bench import Setup
 from conformance.harness.engine import BuildError
 from conformance.harness.engine.child import ChildDeath
+from conformance.harness.exam.digest import suite_digest
 from conformance.harness.exam.examination import SPECS, contract
 from conformance.harness.exam.plugin import CASES_NAME
 from conformance.harness.exam.session import UsageError, child_for, subject_of
@@ -21,7 +22,7 @@ from conformance.harness.report.results import Results
 
 from .looks import Looks, Side
 from .performance import load_performance, speeds
-from .suite import Ask, Tell, run, suite_digest, write_cases
+from .suite import Ask, Tell, run, write_cases
 
 _IDENTIFY_SECONDS = 120.0
 _EMPTY = Answer(exit_code=2, line="", counts={})

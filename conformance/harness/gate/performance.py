@@ -17,7 +17,7 @@ from conformance.harness.bench import Bench, Setup, Tokens, bench_of
 from conformance.harness.contract.load import load_file
 from conformance.harness.contract.schema import Counted, Performance, PerformanceFile, Timed
 from conformance.harness.engine import Blob, Context, ContextSettings, DecodeError, ModelError, StateError, StateFlags
-from conformance.harness.engine.child import ChildDeath
+from conformance.harness.engine.child import ChildDeath, Crashed, TimedOut
 from conformance.harness.engine.process import peak_bytes, reset_peak
 from conformance.harness.exam.session import child_for
 from conformance.harness.measure.timing import Estimate, interleaved, ratio
@@ -35,6 +35,14 @@ class Round:
 
     measures: Mapping[str, float]
     counts: Mapping[str, int]
+
+
+class Unmeasured(Exception):
+    """A round that one of the builds did not come to the end of."""
+
+    def __init__(self, side: str, error: Exception) -> None:
+        super().__init__(f"the {side}: {error}")
+        self.side, self.error = side, error
 
 
 def load_performance(specs: Path) -> Performance:
@@ -129,7 +137,7 @@ def _reprefilled(bench: Bench, n: int) -> dict[str, int]:
 def speeds(setups: Sequence[Setup], spec: Performance, rounds: int) -> list[Speed]:
     """Both builds (baseline, candidate) on one model, in turn, and what that says.
 
-    A build that ends its process or refuses the round leaves every quantity UNKNOWN, with the reason.
+    A build that ends its process or refuses the round leaves no figures; see `unmeasured`.
     """
     baseline, candidate = setups
     taken: dict[str, list[Round]] = {"baseline": [], "candidate": []}
@@ -139,7 +147,10 @@ def speeds(setups: Sequence[Setup], spec: Performance, rounds: int) -> list[Spee
             child = stack.enter_context(child_for([setup.model_path]))
 
             def one() -> float:
-                done: Round = child.call(measure_round, setup, spec, timeout=_ROUND_SECONDS)
+                try:
+                    done: Round = child.call(measure_round, setup, spec, timeout=_ROUND_SECONDS)
+                except (ChildDeath, StateError, DecodeError, ModelError) as error:
+                    raise Unmeasured(name, error) from None
                 taken[name].append(done)
                 return sum(done.measures.values())
 
@@ -147,8 +158,9 @@ def speeds(setups: Sequence[Setup], spec: Performance, rounds: int) -> list[Spee
 
         try:
             interleaved({"baseline": arm("baseline", baseline), "candidate": arm("candidate", candidate)}, rounds)
-        except (ChildDeath, StateError, DecodeError, ModelError) as error:
-            return [_unknown(baseline.model, name, each, str(error)) for name, each in _all(spec)]
+        except Unmeasured as end:
+            quantities: list[tuple[str, Counted]] = [*spec.counts.items(), *spec.measures.items()]
+            return [unmeasured(baseline.model, name, each, end) for name, each in quantities]
     before, after = (taken[name][1:] for name in ("baseline", "candidate"))  # the first round warms up
     counted = [
         judge_count(baseline.model, name, each, before[0].counts[name], after[0].counts[name])
@@ -162,19 +174,17 @@ def speeds(setups: Sequence[Setup], spec: Performance, rounds: int) -> list[Spee
     ]
 
 
-def _all(spec: Performance) -> list[tuple[str, Counted]]:
-    return [*spec.counts.items(), *spec.measures.items()]
-
-
-def _unknown(model: str, name: str, spec: Counted, why: str) -> Speed:
+def unmeasured(model: str, name: str, spec: Counted, end: Unmeasured) -> Speed:
+    """A quantity without figures. That blocks where the candidate ended its process or refused what must work."""
+    by_candidate = end.side == "candidate"
     return Speed(
         model=model,
         quantity=name,
         unit=spec.unit,
         kind="measure" if isinstance(spec, Timed) else "count",
-        outcome="unknown",
-        blocks=not isinstance(spec, Timed),
-        reason=f"could not be measured: {why}",
+        outcome="crash" if by_candidate and isinstance(end.error, Crashed) else "unknown",
+        blocks=by_candidate and not isinstance(end.error, TimedOut),
+        reason=f"could not be measured: {end}",
         baseline=None,
         candidate=None,
         limit=spec.limit if isinstance(spec, Timed) else 1.0,

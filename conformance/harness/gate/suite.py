@@ -11,13 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from conformance.harness.contract.load import Contract
 from conformance.harness.engine import BuildError
 from conformance.harness.exam.check import every_check
+from conformance.harness.exam.digest import suite_digest
 from conformance.harness.exam.drawing import drawn_ahead
 from conformance.harness.exam.plugin import CASES_NAME
 from conformance.harness.exam.session import Shard, file_digest, subject_of
@@ -26,8 +26,6 @@ from conformance.harness.report.store import FILE_NAME, ReportError, read_result
 from fixtures.models import cache_folder
 
 ROOT = Path(__file__).parents[3]
-_SOURCES = ("conformance", "fixtures", "specs")
-_DRAWING = ("hypothesis", "numpy")  # other versions may draw other cases or compute other figures
 _WORD, _LOGIC = re.compile(r"[^\s()]+"), ("and", "or", "not")
 _QUIET_SECONDS = 10.0
 _LAST_LINES = 5
@@ -95,16 +93,6 @@ def write_cases(path: Path, contract: Contract, ask: Ask) -> dict[tuple[str, str
                 for case in cases[invariant.id, name]:
                     stream.write(json.dumps({"id": invariant.id, "model": name, "case": case}) + "\n")
     return cases
-
-
-def suite_digest() -> str:
-    """SHA-256 over everything that shapes what a run finds, first 16 hex digits: sources, specs, what draws."""
-    total = hashlib.sha256("".join(f"{name} {metadata.version(name)}\n" for name in _DRAWING).encode())
-    for folder in _SOURCES:
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".yaml") and "selftests" not in path.parts:
-                total.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return total.hexdigest()[:16]
 
 
 def run(

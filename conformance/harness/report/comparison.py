@@ -40,7 +40,8 @@ MEANINGS: Mapping[Outcome, str] = {
     "new": "only the candidate offers what it needs",
     "known": "fails on both builds: it stays broken; or the candidate ends its process as a known failure does",
     "removed": "only the baseline offers what it needs",
-    "unknown": "could not be decided on the candidate, or it fails there and the baseline could not be decided",
+    "unknown": "could not be decided on the candidate, or it fails there and the baseline could not be decided; "
+    "harmless where both builds leave it undecided for the same reason",
     "timeout": "the candidate gives no answer in time where the baseline gave one",
     "regression": "holds on the baseline, and deviates on the candidate by more than the noise of both allows",
     "crash": "the candidate ends its process where the baseline did not",
@@ -69,6 +70,11 @@ class Pair(Record):
     baseline: Check | None = None
     candidate: Check | None = None
     confirmed: bool | None = None
+
+    @property
+    def is_change(self) -> bool:
+        """Whether who decides on the upgrade should read of it first: it blocks, is repaired, or crashes as is known."""
+        return self.blocks or self.outcome == "fixed" or self.reason.startswith(_NEW_AND_KNOWN)
 
     @property
     def replay(self) -> str | None:
@@ -181,18 +187,26 @@ def pair_of(baseline: Check | None, candidate: Check | None, absence: str = "") 
     outcome, reason = classify(baseline, candidate, absence)
     either = candidate or baseline
     assert either is not None
-    lost = outcome == "removed" and (baseline is None or shown(baseline) != "PASS")
+    harmless = outcome == "removed" and (baseline is None or shown(baseline) != "PASS")
+    harmless = harmless or (outcome == "unknown" and _undecided_as_before(baseline, candidate))
     return Pair(
         id=either.id,
         model=either.model,
         title=either.title,
         required=either.required,
         outcome=outcome,
-        blocks=either.required and outcome in _BLOCKING and not lost,
+        blocks=either.required and outcome in _BLOCKING and not harmless,
         reason=reason,
         baseline=baseline,
         candidate=candidate,
     )
+
+
+def _undecided_as_before(baseline: Check | None, candidate: Check | None) -> bool:
+    """Whether both checks ran and came to no conclusion, for the same reason: the upgrade takes nothing away."""
+    if baseline is None or candidate is None or not (baseline.has_run and candidate.has_run):
+        return False
+    return {shown(baseline), shown(candidate)} <= {"UNKNOWN", "SKIPPED"} and _said(baseline) == _said(candidate)
 
 
 def shown(check: Check) -> single.Verdict:
@@ -371,7 +385,7 @@ def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison
     else:
         code, opening = 0, "MAY UPGRADE"
     fixed, known = (_with(comparison, outcome) for outcome in ("fixed", "known"))
-    new = [pair for pair in known if pair.reason.startswith(_NEW_AND_KNOWN)]
+    new = [pair for pair in known if pair.is_change]
     broken = [pair for pair in known if pair not in new]
     parts = [f"fixed: {in_short(_named(fixed))}"] if fixed else []
     parts += [f"new and known crashes: {in_short(_ids(new))}"] if new else []
@@ -412,6 +426,15 @@ def _named(items: Iterable[Pair | Speed]) -> list[str]:
     ]
 
 
+def changes(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """The changes to read of first, the worst first; those of one check with one outcome together."""
+    groups: dict[tuple[Outcome, str], list[Pair]] = {}
+    for pair in pairs:
+        if pair.is_change:
+            groups.setdefault((pair.outcome, pair.id), []).append(pair)
+    return sorted(groups.values(), key=lambda group: -OUTCOMES.index(group[0].outcome))
+
+
 def by_id(pairs: Iterable[Pair]) -> Iterator[tuple[str, list[Pair]]]:
     """The pairs of each check, in their order."""
     groups: dict[str, list[Pair]] = {}
@@ -446,6 +469,6 @@ def amount(value: float | None, unit: str) -> str:
         return "-"
     if unit == "s":
         return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
-    if unit == "bytes" and value >= 1e5:
-        return f"{value / 2**20:.2f} MiB"
+    if unit == "bytes" and value >= 1e4:
+        return f"{value / 2**20:.2f} MiB" if value >= 1e6 else f"{value / 2**10:.1f} KiB"
     return f"{value:,.0f} {unit}"

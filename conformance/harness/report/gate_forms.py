@@ -20,6 +20,7 @@ from conformance.harness.report.comparison import (
     Pair,
     Speed,
     by_id,
+    changes,
     speed_cells,
 )
 from conformance.harness.report.gate_html import render_comparison
@@ -90,11 +91,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """The table, what blocks and how to replay it, speed, the answer; readable at 80 columns."""
     rows = [(*id_and_title(id, pairs[0].title), _counts(pairs)) for id, pairs in by_id(comparison.pairs)]
     console.print(fitting_table(("id", "title", "models"), rows, console.width))
-    for pair in sorted(comparison.pairs, key=lambda pair: -OUTCOMES.index(pair.outcome)):
-        if pair.blocks or pair.outcome == "fixed":
-            console.print(Text(pair.outcome.upper(), STYLES[pair.outcome]) + Text(f" {pair.id} on {pair.model}"))
-            for line in (pair.title, *account(pair)):
-                console.print(Text(f"  {printable(line)}"), soft_wrap=True)
+    for first, *others in changes(comparison.pairs):
+        console.print(Text(first.outcome.upper(), STYLES[first.outcome]) + Text(f" {first.id} on {first.model}"))
+        also = [f"also on {', '.join(pair.model for pair in others)}"] if others else []
+        for line in (first.title, *account(first), *also):
+            console.print(Text(f"  {printable(line)}"), soft_wrap=True)
     if comparison.speeds:
         console.print(_speed_table(comparison.speeds))
     for what, fate in comparison.states.items():
@@ -114,7 +115,7 @@ def _counts(pairs: Sequence[Pair]) -> Text:
 
 
 def _speed_table(speeds: Sequence[Speed]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("speed and size", "baseline", "candidate", "ratio", ""):
         table.add_column(heading, justify="left" if heading in ("speed and size", "") else "right", no_wrap=True)
     for number, speed in enumerate(speeds):
@@ -135,16 +136,14 @@ def render_summary(comparison: Comparison) -> str:
     parts = [f"## {cell(opening)}: {cell(builds_line(comparison))}"]
     parts += [cell(rest, 3000)] if colon else []
     parts += ["\n".join(_rows(comparison))] if comparison.pairs else []
-    blocking = sorted(
-        (pair for pair in comparison.pairs if pair.blocks or pair.outcome == "fixed"),
-        key=lambda pair: -OUTCOMES.index(pair.outcome),
-    )
-    parts += ["### What changed"] if blocking else []
-    for pair in blocking[:_FAILURES]:
-        parts.append(f"**{pair.outcome} {cell(pair.id)}** on {cell(pair.model)}: {cell(pair.title)}")
-        parts.append(block("\n".join(account(pair))))
-    if len(blocking) > _FAILURES:
-        parts.append(f"And {len(blocking) - _FAILURES} more: see report.html.")
+    changed = changes(comparison.pairs)
+    parts += ["### What changed"] if changed else []
+    for first, *others in changed[:_FAILURES]:
+        parts.append(f"**{first.outcome} {cell(first.id)}** on {cell(first.model)}: {cell(first.title)}")
+        parts.append(block("\n".join(account(first))))
+        parts += [f"Also on {cell(', '.join(pair.model for pair in others))}"] if others else []
+    if len(changed) > _FAILURES:
+        parts.append(f"And {len(changed) - _FAILURES} more: see report.html.")
     if comparison.speeds:
         parts.append("### Speed and size\n\n" + "\n".join(_speed_rows(comparison.speeds)))
     if comparison.states:

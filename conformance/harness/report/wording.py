@@ -48,9 +48,15 @@ def accepted(check: Check) -> str:
 
 
 def estimated(check: Check) -> str | None:
-    """A figure with its interval and what was measured for it, on one line; None where nothing was estimated."""
-    if check.deviation is None or check.detail.interval is None:
+    """A figure with its interval and what was measured for it, on one line; None where nothing was estimated.
+
+    A check that does not decide is there for what it measured, so that stands here without an interval too.
+    """
+    if check.deviation is None:
         return None
+    if check.detail.interval is None:
+        told = check.detail.seen if not check.required and check.verdict == "PASS" else None
+        return f"{told}, against {check.detail.expected}" if told else None
     low, high = check.detail.interval
     figures = f"{check.deviation:.3g} ({low:.3g} to {high:.3g})"
     return f"{figures}, {check.detail.where}: {check.detail.seen}, against {check.detail.expected}"

@@ -21,6 +21,9 @@ class BlobError(ValueError):
         self.where = where
         self.what = what
 
+    def __reduce__(self) -> tuple[type[BlobError], tuple[int, str]]:
+        return type(self), (self.where, self.what)
+
 
 @dataclass(frozen=True)
 class _Format:
