@@ -4,7 +4,8 @@
     python -m tools.arms --trace [--scale 0.05] --model GGUF [options]
 
 Writes ARM.jsonl (a line for each finished step), arms.html, arms.png and arms.svg into --out. A run that was interrupted
-goes on behind its last finished step. Without --mmproj screenshots are noise embeddings, which cost no vision encoder.
+goes on behind its last finished step. The arms take turns, step by step, so that a machine that is busy for a while is so for
+all of them. Without --mmproj screenshots are noise embeddings, which cost no vision encoder.
 
 Exit code 0, 130 when interrupted, or 2 when a transcript, model, mmproj or setting cannot be used.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -78,6 +79,9 @@ def arms(
         int | None, typer.Option(min=1, help="Cells of the context; default: what each arm needs.")
     ] = None,
     checkpoints: Annotated[str, typer.Option(help=f"auto, or one of {', '.join(get_args(CheckpointKind))}.")] = "auto",
+    one_by_one: Annotated[
+        bool, typer.Option("--one-by-one", help="Arm after arm, so that peak memory is each arm's own.")
+    ] = False,
     ubatch: Annotated[int, typer.Option(min=1)] = 512,
     flash: Annotated[str, typer.Option(help="Flash attention: auto, off, on.")] = "auto",
     threads: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1,
@@ -131,15 +135,25 @@ def arms(
             )
             for arm in names
         }
+        settings_of = {
+            arm: ContextSettings(
+                n_ctx=context or max(step.live_cells for step in counts[arm]) + _SPARE_CELLS,
+                n_batch=2048,
+                n_ubatch=ubatch,
+                n_threads=threads,
+                flash_attn=_flash(flash),
+            )
+            for arm in names
+        }
+        runs = {
+            arm: _run(arm, loaded, settings_of[arm], reader, part, window, kept, journals[arm], task) for arm in names
+        }
+        for each in runs.values():
+            stack.callback(each.close)  # its context goes before the model does
         with _progress() as progress:
-            for arm in names:
-                bar = progress.add_task(LABELS[arm], total=len(part.steps))
-                room = context or max(step.live_cells for step in counts[arm]) + _SPARE_CELLS
-                asked = ContextSettings(
-                    n_ctx=room, n_batch=2048, n_ubatch=ubatch, n_threads=threads, flash_attn=_flash(flash)
-                )
-                for done in _run(arm, loaded, asked, reader, part, window, kept, journals[arm], task):
-                    progress.update(bar, completed=done)
+            bars = {arm: progress.add_task(LABELS[arm], total=len(part.steps)) for arm in names}
+            for arm, done in in_turns(runs, one_by_one=one_by_one):
+                progress.update(bars[arm], completed=done)
         profiles = {arm: journals[arm].steps[: len(part.steps)] for arm in names}
         new = tuple(step.prefilled_tokens for step in counts_of("append_only", part, window, vocabulary))
         run = {"model": path.name, "build": library.identity().version, "steps": len(part.steps), **settings}
@@ -161,7 +175,7 @@ def _run(
     kept: CheckpointKind,
     journal: Journal,
     task: str,
-) -> Iterator[int]:
+) -> Generator[int]:
     """Run what is left of an arm; yields how many steps are done."""
     done = len(journal.steps)
     yield done
@@ -174,6 +188,18 @@ def _run(
         for number in range(done + 1, len(transcript.steps) + 1):
             journal.append(run.step(number))
             yield number
+
+
+def in_turns(runs: Mapping[ArmName, Iterator[int]], *, one_by_one: bool) -> Iterator[tuple[ArmName, int]]:
+    """Go on with the arm that is furthest back, or with each to its end; yields it and how many of its steps are done."""
+    done = dict.fromkeys(runs, -1)
+    while done:
+        arm = next(iter(done)) if one_by_one else min(done, key=lambda arm: done[arm])
+        try:
+            done[arm] = next(runs[arm])
+            yield arm, done[arm]
+        except StopIteration:
+            del done[arm]
 
 
 def _task(transcript: Path | None, trace: bool) -> tuple[str, Path, Transcript]:

@@ -24,10 +24,10 @@ from conformance.harness import builds
 from conformance.harness.bench import Setup, introduce
 from conformance.harness.builds import BUILD_HELP
 from conformance.harness.contract.census import GGUFError
-from conformance.harness.contract.needs import Subject
 from conformance.harness.engine import BUNDLED, EngineError
 from conformance.harness.engine.child import Child, ChildDeath
-from conformance.harness.exam.examination import known_failures
+from conformance.harness.exam.examination import contract, known_failures
+from conformance.harness.exam.session import UsageError
 from conformance.harness.exam.standing import standing
 from conformance.harness.machine.avoid import avoidable
 from conformance.harness.machine.found import Found, faults
@@ -70,8 +70,8 @@ def main(
         try:
             with Child(memory_limit=8 << 30) as child:
                 subject, build_name = child.call(introduce, setup, timeout=_SECONDS)
-                known = avoidable(known_failures(), subject, build_name)
-                fixed = set() if from_scratch else _fixed(setup, subject, known, child)
+            known = avoidable(known_failures(), subject, build_name)
+            fixed = set() if from_scratch else _fixed(setup, known)
             for id in sorted(fixed):
                 console.print(
                     f"FIXED {id}: its check passes on {subject.name}; remove its entry or end its range of builds"
@@ -80,8 +80,10 @@ def main(
             avoid = set() if from_scratch else set(known - fixed)
             search = Search(setup, _LIMIT, _NOISE_FACTOR, findings, known, avoid, console.print)
             search.run(60 * minutes / len(chosen), seed)
-        except (EngineError, GGUFError, ChildDeath, models.UnknownModel, OSError) as error:
+        except (EngineError, GGUFError, ChildDeath, UsageError, models.UnknownModel, OSError) as error:
             typer.echo(f"{name}: {error}", err=True)
+            if name in made:  # one architecture does not end the sweep
+                continue
             raise typer.Exit(2) from None
         found += search.found.values()
     console.print(_table(found, cured))
@@ -95,9 +97,10 @@ def _made(names: Sequence[str], build: str) -> list[str]:
     return [str(auto_path(name, build)) for name in names]
 
 
-def _fixed(setup: Setup, subject: Subject, known: frozenset[str], child: Child) -> set[str]:
+def _fixed(setup: Setup, known: frozenset[str]) -> set[str]:
     """Known failures whose own check passes here."""
-    return {id for id, verdict in standing(setup, subject, known, child) if verdict == "PASS"}
+    verdicts = standing(setup.build, setup.model, known, contract())
+    return {id for id, verdict in verdicts if verdict == "PASS"}
 
 
 def _table(found: list[Found], cured: dict[str, list[str]]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from conformance.harness.prompts.scaling import scaled
 from conformance.harness.prompts.strategies import transcripts
 from conformance.harness.prompts.transcript import Screenshot, Step, Text, Transcript
 from conformance.harness.report.arms import Bound, answer, mean_depth, write_forms
+from tools.arms import in_turns
 
 
 class ListMemory:
@@ -328,3 +329,15 @@ def test_the_answer_stands_in_two_lines(slot: float, verdict: str, tmp_path: Pat
 
 def test_mean_depth_counts_what_stands_in_front() -> None:
     assert mean_depth([profile("evict", 1, prefilled=10, reused=5), profile("evict", 2, 0, 5)]) == 10
+
+
+def test_arms_take_turns_and_one_that_was_ahead_waits() -> None:
+    def left(*done: int) -> Iterator[int]:
+        yield from done
+
+    runs = {"evict": left(2, 3, 4), "append_only": left(0, 1, 2, 3, 4)}
+    turns = list(in_turns(runs, one_by_one=False))  # type: ignore[arg-type]
+    assert turns[:3] == [("evict", 2), ("append_only", 0), ("append_only", 1)]
+    assert abs(turns.index(("evict", 4)) - turns.index(("append_only", 4))) == 1
+    again = {"evict": left(0, 1), "append_only": left(0, 1)}
+    assert [arm for arm, _ in in_turns(again, one_by_one=True)] == ["evict"] * 2 + ["append_only"] * 2  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a measured deviation means, over the whole range of deviations and floors."""
+"""Noise above its ceiling builds no limit, over the whole range of deviations and floors."""
 
 from __future__ import annotations
 

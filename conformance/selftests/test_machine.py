@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.harness.bench import Setup
-from conformance.harness.contract.known import BuildName, load_known_failures
-from conformance.harness.contract.needs import Subject
+from conformance.harness.contract.known import BuildName, Known, load_known_failures, match
+from conformance.harness.contract.needs import Subject, kinds_of
 from conformance.harness.contract.schema import Kind
-from conformance.harness.engine import ContextSettings, Logits
+from conformance.harness.engine import ContextSettings, Logits, ModelError
 from conformance.harness.exam.examination import SPECS, contract
 from conformance.harness.machine.avoid import AVOIDABLE, avoidable
 from conformance.harness.machine.findings import Finding
@@ -37,6 +37,7 @@ from conformance.harness.machine.walk import References, Step, Walk, settings_of
 from fixtures import models
 
 SCRIPTS = SPECS / "known_failures"
+CONTRACT = contract()
 N_VOCAB = 50
 Row = tuple[int, int, int]  # position, all that its token saw, and the number of its cell
 
@@ -323,6 +324,19 @@ def test_an_honest_library_gives_no_finding(seed: int, settings: ContextSettings
     assert found is None, (str(found), walk.lines)
 
 
+def test_where_a_cache_type_is_refused_another_one_is_walked() -> None:
+    class Plain(FakeStage):
+        def open(self, settings: ContextSettings) -> Memory:
+            if settings.type_k == "q8_0":
+                raise ModelError("no such cache")
+            return super().open(settings)
+
+    found, walk = walked(Plain(), random_steps(0, 20), WIDE.changed(type_k="q8_0"))
+    assert found is None
+    assert walk.settings.type_k == "f16"
+    assert walk.lines
+
+
 def test_a_snug_cache_is_full_in_some_walks() -> None:
     codes = set()
 
@@ -416,7 +430,7 @@ def test_the_script_of_a_known_failure_needs_no_part_of_this_project(path: Path)
 def test_whatever_a_walk_keeps_clear_of_has_a_check_of_its_own_and_is_a_known_failure() -> None:
     known = {entry.entry.id for entry in load_known_failures(SCRIPTS)}
     assert set(AVOIDABLE) <= known
-    assert set(AVOIDABLE) <= set(contract().invariants)
+    assert set(AVOIDABLE) <= set(CONTRACT.invariants)
 
 
 QWEN3 = Subject("qwen3-mini", Path("qwen3-mini.gguf"), frozenset[Kind]({"attention"}))
@@ -560,16 +574,30 @@ def test_an_image_holds_one_position_and_a_row_of_embeddings_many(start: int, n:
     assert held.positions[start:] == tuple(positions[0].tolist())
 
 
-@pytest.mark.parametrize("known", load_known_failures(SCRIPTS), ids=lambda known: known.entry.id)
-def test_every_known_failure_shows_when_its_script_is_run(known: Any) -> None:
-    """In a process of its own, on a model that its entry names or a kind of which it is."""
-    kinds: dict[Kind, str] = {
-        "hybrid": "lfm2-mini", "recurrent": "mamba2-mini", "sliding_window": "gemma3-mini", "attention": "qwen3-mini",
-    }  # fmt: skip
-    entry = known.entry
-    model = entry.models[0] if entry.models else next(kinds[kind] for kind in kinds if kind in entry.kinds)
+def shown_on() -> Iterator[tuple[Known, str]]:
+    """Every known failure of the bundled build, and the first model of its check that it concerns."""
+    for known in load_known_failures(SCRIPTS):
+        listed = CONTRACT[known.entry.id].models
+        for name in (*known.entry.models, *(models.names() if listed == ("all",) else listed)):
+            subject = Subject(name, models.path(name), kinds_of(models.recipe(name).census))
+            if match([known], known.entry.id, subject, BUNDLED_NOW):
+                yield known, name
+                break
+
+
+@pytest.mark.parametrize(
+    ("known", "model"), [*shown_on()], ids=lambda given: getattr(given, "entry", None) and given.entry.id
+)
+def test_every_known_failure_of_the_bundled_build_shows_when_its_script_is_run(known: Known, model: str) -> None:
     done = subprocess.run(
         [sys.executable, str(known.replay), str(models.path(model))], capture_output=True, text=True, check=False
     )
     assert done.returncode != 0, done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_the_docs_name_every_known_failure_of_the_bundled_build() -> None:
+    page = (SPECS.parent / "docs" / "sequence-memory.md").read_text()
+    topics = ("SM", "RB", "RP", "SP", "BT", "DC")
+    missing = {known.entry.id for known, _ in shown_on() if known.entry.id.startswith(topics)} - set(page.split())
+    assert not missing

@@ -132,6 +132,10 @@ class TokenBatch:
 class Context:
     """One `llama_context`. Use as a context manager.
 
+    Attributes:
+        borrows_logits: logits are the build's own memory, which the next call overwrites, and no copies; for whoever
+            decodes in calls of at most `n_batch` and is done with them by then.
+
     Every setting that the build can report is read back when the context is made: a struct layout that put a value into
     the wrong field stops here.
 
@@ -160,6 +164,7 @@ class Context:
         params.swa_full, params.kv_unified, params.no_perf = asked.swa_full, asked.kv_unified, False
         if self.library.context_layout.has("n_rs_seq"):
             params.n_rs_seq = asked.n_rs_seq
+        self.borrows_logits = False
         self._cache: dict[tuple[CacheSide, int], tuple[int, int]] = {}  # address and bytes
         self._cache_known = False
         self._on_node = EvalCallback(self._note_cache_tensor)
@@ -315,7 +320,7 @@ class Context:
         return code
 
     def logits(self, n_outputs: int) -> Logits:
-        """The last call's logits, float32 [n_outputs, n_vocab]; a copy."""
+        """The last call's logits, float32 [n_outputs, n_vocab]; a copy unless `borrows_logits`."""
         n_vocab = self.model.n_vocab
         if n_outputs == 0:
             return np.empty((0, n_vocab), np.float32)
@@ -323,7 +328,7 @@ class Context:
         if not address:
             raise StateError(f"llama_get_logits gave no logits where {n_outputs} rows were asked for")
         view = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (n_outputs, n_vocab))
-        return view.copy()
+        return view if self.borrows_logits else view.copy()
 
     def on_abort(self, asks: Callable[[], bool] | None) -> None:
         """Install a function that the build asks between graph nodes whether to abort; None removes it."""

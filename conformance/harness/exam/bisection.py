@@ -21,9 +21,8 @@ from conformance.harness.machine.steps import run
 from conformance.harness.machine.walk import References, Walk
 from conformance.harness.report.results import Verdict
 
-from .check import every_check
-from .examination import Examination
 from .session import Options, UsageError, child_for, prepare
+from .standing import examined
 
 Value = Literal["good", "bad", "absent", "untestable"]
 """How a build fared; absent: it lacks what the check needs. Untestable: it does not run, or nothing could be told."""
@@ -98,17 +97,7 @@ def read_check(build: str, model: str, id: str, contract: Contract, profile: str
     if look.acquaintance is None or sizing is None:
         return Reading("untestable", planned[0].reason or planned[0].verdict)
     with child_for([look.subject.path]) as child:
-        check = Examination(
-            setup=session.setup(look.subject.name),
-            model=look.subject.name,
-            invariant=sizing.invariant,
-            profile=contract.profiles[profile].model_copy(update={"shrink_seconds": 0.0}),
-            examples=sizing.examples,
-            seed=seed,
-            acquaintance=look.acquaintance,
-            ceiling=contract.ceilings[look.acquaintance.weights],
-            child=child,
-        ).take(every_check()[id])
+        check = examined(session, contract, id, look.subject.name, child)
     value = _VALUES.get(check.verdict, "untestable")
     return Reading(value, f"{check.verdict}: {check.reason}" if check.reason else check.verdict, check.deviation)
 

@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
 
-from conformance.harness.bench import Setup, meet, try_on_device
-from conformance.harness.contract.needs import Subject, applies
-from conformance.harness.engine.child import Child, ChildDeath
-from conformance.harness.report.results import Verdict
+from conformance.harness.contract.load import Contract
+from conformance.harness.engine.child import Child
+from conformance.harness.report.results import Check, Verdict
 
 from .check import every_check
-from .examination import Examination, contract, floors_of
+from .examination import Examination
+from .session import Options, Session, child_for, prepare
 
-_SECONDS = 120.0
+
+def standing(build: str, model: str, ids: Collection[str], contract: Contract) -> Iterator[tuple[str, Verdict]]:
+    """The verdict of each check that means something on the model; one that passes is a known failure that was cured.
+
+    Raises:
+        UsageError: the build or the model cannot be used.
+
+    """
+    listed = replace(contract, invariants={id: contract[id] for id in sorted(ids)})
+    session = prepare(Options(build, (model,), "standard", Path()), listed)
+    (look,) = session.looks
+    with child_for([look.subject.path]) as child:
+        for id, name in session.sizings:
+            yield id, examined(session, contract, id, name, child).verdict
 
 
-def standing(setup: Setup, subject: Subject, ids: Collection[str], child: Child) -> Iterator[tuple[str, Verdict]]:
-    """The verdict of each check that means something on the model; one that passes is a known failure that was cured."""
-    listed, checks = contract(), every_check()
-    profile = listed.profiles["standard"].model_copy(update={"shrink_seconds": 0.0})
-    floors = tuple(sorted({floor for id in ids for floor in floors_of(listed[id])}))
-    acquaintance = child.call(meet, setup, floors, timeout=_SECONDS)
-    capabilities = set(acquaintance.capabilities)
-    try:
-        if child.call(try_on_device, setup, timeout=_SECONDS):
-            capabilities.add("on_device")
-    except ChildDeath:
-        pass
-    met = Subject(subject.name, subject.path, acquaintance.kinds, frozenset(capabilities), is_fixture=False)
-    for id in sorted(ids):
-        if applies(listed[id], met) is None:
-            examination = Examination(
-                setup=setup,
-                model=subject.name,
-                invariant=listed[id],
-                profile=profile,
-                examples=listed[id].examples["standard"] + 3,
-                seed=0,
-                acquaintance=acquaintance,
-                ceiling=listed.ceilings[acquaintance.weights],
-                child=child,
-            )
-            yield id, examination.take(checks[id]).verdict
+def examined(session: Session, contract: Contract, id: str, model: str, child: Child) -> Check:
+    """One check of a prepared session, in a child; what fails is not shrunk."""
+    look, sizing = session.look(model), session.sizings[id, model]
+    assert look.acquaintance is not None
+    assert sizing is not None
+    return Examination(
+        setup=session.setup(model),
+        model=model,
+        invariant=sizing.invariant,
+        profile=contract.profiles[session.options.profile].model_copy(update={"shrink_seconds": 0.0}),
+        examples=sizing.examples,
+        seed=session.options.seed,
+        acquaintance=look.acquaintance,
+        ceiling=contract.ceilings[look.acquaintance.weights],
+        child=child,
+    ).take(every_check()[id])

@@ -66,8 +66,11 @@ class Scorer:
     context: Callable[[Model, ContextSettings], Context] = Context
     tailed: Callable[[Context, ModelCensus, CacheChoice], TailedSequence] = TailedSequence
 
-    def steps(self, arm: Arm, tokens: Tokens) -> Iterator[Logits]:
-        """Logits of the scored positions, step by step: float32 [n, n_vocab] from the middle to the last but one."""
+    def steps(self, arm: Arm, tokens: Tokens, *, borrowed: bool = False) -> Iterator[Logits]:
+        """Logits of the scored positions, step by step: float32 [n, n_vocab] from the middle to the last but one.
+
+        What is `borrowed` holds until the next step only.
+        """
         choice = arm.choice
         emulated = not arm.native and {choice.key, choice.value} != {EXACT}
         settings = settings_for(len(tokens), self.ubatch, n_threads=self.n_threads, reach_cache=emulated)
@@ -75,6 +78,7 @@ class Scorer:
             settings = settings.changed(type_k=choice.key, type_v=choice.value, kv_tail=choice.tail)
         first = first_scored(len(tokens))
         with self.context(self.model, settings) as context:
+            context.borrows_logits = borrowed
             decode: Callable[..., Logits] = context.decode
             if emulated:
                 decode = self.tailed(context, self.census, choice).decode
@@ -99,7 +103,7 @@ class Scorer:
         following = tokens[first_scored(len(tokens)) + 1 :]
         found: list[Scores] = []
         done = 0
-        for logits in self.steps(arm, tokens):
+        for logits in self.steps(arm, tokens, borrowed=True):
             span = slice(done, done + len(logits))
             judge: Callable[..., Scores] = score_records if base.dtype == np.uint16 else score
             found.append(judge(base[span], logits, following[span]))

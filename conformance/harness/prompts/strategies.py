@@ -37,8 +37,16 @@ def transcripts(
         _transcript,
         st.integers(*preamble),
         grids,
-        st.integers(*steps).flatmap(lambda n: st.lists(step, min_size=n, max_size=n)),
         st.tuples(*[st.integers(0, _LONGEST_FIXED)] * len(_FIXED)),
+        _lengths(*steps).flatmap(lambda n: st.lists(step, min_size=n, max_size=n)),
+    )
+
+
+def _lengths(low: int, high: int) -> st.SearchStrategy[int]:
+    """Evenly from a range, in tens and ones: a long task that fails becomes a short one in a single step of shrinking."""
+    tens, ones = divmod(high - low, 10)
+    return st.tuples(st.integers(0, tens), st.integers(0, 9 if tens else ones)).map(
+        lambda drawn: min(low + 10 * drawn[0] + drawn[1], high)
     )
 
 
@@ -51,7 +59,7 @@ def _texts(bounds: Bounds) -> st.SearchStrategy[int | str]:
     return st.one_of(st.integers(low, high), strings) if high // _BYTES_PER_CHARACTER >= low else st.integers(low, high)
 
 
-def _transcript(preamble: int, grids: list[tuple[int, int]], drawn: list[Any], fixed: tuple[int, ...]) -> Transcript:
+def _transcript(preamble: int, grids: list[tuple[int, int]], fixed: tuple[int, ...], drawn: list[Any]) -> Transcript:
     steps: list[Step] = []
     screenshots: list[Screenshot] = []
     for number, (seen, action, tool) in enumerate(drawn, 1):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_serializer, model_validator
 
 from conformance.harness.contract.entry import Entry, wrong
+
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 class _Part(Entry):
@@ -115,5 +118,6 @@ class Transcript(_Part):
         return self.model_copy(update={"steps": self.steps[:steps]})
 
     def to_json(self) -> str:
-        """The transcript on one line."""
-        return json.dumps(self.model_dump(), ensure_ascii=False)
+        """The transcript on one line; readers of YAML take it for the same."""
+        text = json.dumps(self.model_dump(), ensure_ascii=False)
+        return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
