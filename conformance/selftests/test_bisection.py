@@ -97,7 +97,8 @@ def test_a_finding_is_walked_again(model: str, removed: int, value: Value) -> No
     settings = {"n_ctx": 4096, "n_batch": 1024, "n_ubatch": 16, "n_seq_max": 4, "n_rs_seq": 4}
     steps = [
         ["decode_together", 0, 1, 0],
-        ["move_context", 0, 0, 0],
+        ["save_context", 0, 0, 0],
+        ["load_context", 8, 0, 0],
         *([["remove_suffix", removed, 0, 0]] if removed else []),
     ]
     known = "SM-01/rollback-whole-last-batch"
