@@ -9,7 +9,6 @@ import numpy as np
 
 L = ctypes.CDLL(sys.argv[1])
 
-
 class Settings(ctypes.Structure):  # longer than the build's, which fills and reads its own part
     _fields_ = [("n_ctx", ctypes.c_uint32), ("n_batch", ctypes.c_uint32), ("n_ubatch", ctypes.c_uint32),
                 ("n_seq_max", ctypes.c_uint32), ("rest", ctypes.c_uint8 * 496)]  # fmt: skip
