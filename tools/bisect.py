@@ -35,6 +35,7 @@ from conformance.harness.exam.bisection import Reading, Value, boundaries, read_
 from conformance.harness.exam.digest import suite_digest
 from conformance.harness.exam.examination import contract
 from conformance.harness.machine.found import Found
+from conformance.harness.machine.steps import STEPS
 from fixtures import models
 
 _USUAL = ("qwen35-mini", "qwen3-mini", "gemma3-mini", "lfm2-mini", "mamba2-mini", "rwkv7-mini", "holo3-mini")
@@ -121,11 +122,17 @@ def _usual_model(invariant: Invariant) -> str:
 
 def _finding(path: Path) -> Found:
     try:
-        return Found(**json.loads(path.read_bytes()))
+        found = Found(**json.loads(path.read_bytes()))
+        unknown = {name for name, *_ in found.steps} - STEPS.keys()
     except (ValueError, TypeError):
         raise BuildError(
             f"--finding {path}: holds no finding; give the .json that tools.fuzz wrote beside the script"
         ) from None
+    if unknown:
+        raise BuildError(
+            f"--finding {path}: has steps that walks no longer take: {', '.join(sorted(unknown))}; search again"
+        )
+    return found
 
 
 def _kept(key: dict[str, Any], read: Callable[[], Reading], fresh: bool) -> Reading:

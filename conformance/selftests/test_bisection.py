@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -91,15 +92,12 @@ def test_a_build_that_cannot_run_is_stepped_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "removed", "value"), [("lfm2-mini", 8, "bad"), ("lfm2-mini", 0, "good"), ("qwen3-mini", 8, "absent")]
+    ("model", "removes", "value"),
+    [("lfm2-mini", True, "bad"), ("lfm2-mini", False, "good"), ("qwen3-mini", True, "absent")],
 )
-def test_a_finding_is_walked_again(model: str, removed: int, value: Value) -> None:
+def test_a_finding_is_walked_again(model: str, removes: bool, value: Value) -> None:
     settings = {"n_ctx": 4096, "n_batch": 1024, "n_ubatch": 16, "n_seq_max": 4, "n_rs_seq": 4}
-    steps = [
-        ["decode_together", 0, 1, 0],
-        ["move_context", 0, 0, 0],
-        *([["remove_suffix", removed, 0, 0]] if removed else []),
-    ]
+    steps = [["decode", 0, 40, 0], ["decode", 0, 2, 0], *([["remove_suffix", 0, 2, 0]] if removes else [])]
     known = "SM-01/rollback-whole-last-batch"
     found = {
         "cluster": known, "model": model, "build": "bundled", "settings": settings, "steps": steps, "calls": [],
@@ -153,6 +151,15 @@ def test_builds_that_fare_alike_have_no_boundary(index: Path, cache: Path, monke
     assert code == 1
     assert f"no boundary: {ID} fails on every build that was run" in out
     assert "2 of 4 builds were not run" in out
+
+
+def test_a_finding_with_steps_of_another_time_is_refused(tmp_path: Path, index: Path) -> None:
+    path = tmp_path / "finding.json"
+    found = Found("x", "qwen3-mini", "bundled", {}, [("leap", 0, 0, 0)], [], "", "", "", None, 1e-5)
+    path.write_text(json.dumps(asdict(found)))
+    code, _, err = asked("--finding", str(path), "--builds", "pypi:xllamacpp")
+    assert code == 2
+    assert "has steps that walks no longer take: leap; search again" in err
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from conformance.harness.bench import Setup
 from conformance.harness.contract.known import BuildName, Known, load_known_failures, match
 from conformance.harness.contract.needs import Subject, kinds_of
 from conformance.harness.contract.schema import Kind
-from conformance.harness.engine import ContextSettings, Logits
+from conformance.harness.engine import ContextSettings, Logits, ModelError
 from conformance.harness.exam.examination import SPECS, contract
 from conformance.harness.machine.avoid import AVOIDABLE, avoidable
 from conformance.harness.machine.findings import Finding
@@ -322,6 +322,19 @@ def walked(stage: FakeStage, steps: Sequence[Step], settings: ContextSettings = 
 def test_an_honest_library_gives_no_finding(seed: int, settings: ContextSettings) -> None:
     found, walk = walked(FakeStage(), random_steps(seed, 60), settings)
     assert found is None, (str(found), walk.lines)
+
+
+def test_where_a_cache_type_is_refused_another_one_is_walked() -> None:
+    class Plain(FakeStage):
+        def open(self, settings: ContextSettings) -> Memory:
+            if settings.type_k == "q8_0":
+                raise ModelError("no such cache")
+            return super().open(settings)
+
+    found, walk = walked(Plain(), random_steps(0, 20), WIDE.changed(type_k="q8_0"))
+    assert found is None
+    assert walk.settings.type_k == "f16"
+    assert walk.lines
 
 
 def test_a_snug_cache_is_full_in_some_walks() -> None:

@@ -10,7 +10,7 @@ from conformance.harness.arms.optimum import DISCLAIMER, OptimumError, optimum
 from conformance.harness.arms.profile import ProfileError, Profiles, read_profiles, write_profiles
 from conformance.harness.measure.interval import Interval
 from conformance.harness.measure.rederivation import Formula, rederived
-from conformance.harness.report.optimum import lines, write_forms
+from conformance.harness.report.optimum import bound_of, lines, write_forms
 from conformance.test_optimum import Tasks, _run, _step
 
 from .test_tools import tool
@@ -127,6 +127,13 @@ def test_one_task_by_hand() -> None:
     [task] = optimum(evict, new, power=36.0).tasks
     assert (task.wall_evict, task.wall_optimum, task.decode, task.residual_optimum) == (49.0, 25.0, 6.0, 3.0)
     assert (task.gain, task.energy_evict, task.energy_optimum) == (2.5, 0.49, 0.25)
+
+
+def test_the_bound_of_each_step_is_new_content_and_evicts_decoding_and_cells() -> None:
+    evict = [_step("evict", 0, number, 100 * number, 10.0, 2.0, 13.0, None) for number in (1, 2)]
+    new = [_step("append_only", 0, number, 40, 4.0, 9.0, None, None) for number in (1, 2, 3)]
+    bound = bound_of(evict, new)
+    assert (bound.new_tokens, bound.seconds, bound.cells) == ((40, 40, 40), (6.0, 6.0), (200, 300))
 
 
 def test_wall_that_was_not_recorded_is_assumed_and_said_so() -> None:

@@ -1,3 +1,4 @@
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from conformance.harness.arms.counts import ARMS, ArmName, StepCounts, counts, crossover, require_room
 from conformance.harness.arms.document import load_document, trace_transcript
-from conformance.harness.bench import Case
+from conformance.harness.bench import Case, Setup
 from conformance.harness.contract.load import SpecError
 from conformance.harness.exam.examination import replay_command
 from conformance.harness.prompts.files import read_transcript, write_transcript
@@ -69,17 +70,32 @@ def test_a_transcript_survives_yaml_json_a_recording_and_a_replay_line(
     case = Loop(transcript=transcript, window=window)
     assert Loop(**case.model_dump()) == case
     assert hash(Loop.model_validate_json(case.model_dump_json())) == hash(case)
+    assert replayed(case) == case
+
+
+@pytest.mark.parametrize("text", ['say "no"', "it's", "a\\", '\\"', "\U0001f600\n", "$HOME `x`"])
+def test_a_replay_line_keeps_quotes_and_characters_of_any_kind(text: str) -> None:
+    case = Loop(transcript=Transcript(preamble=Text(string=text), steps=(Step(action=Text(string=text)),)), window=1)
+    assert replayed(case) == case
+
+
+def replayed(case: Loop) -> Loop:
+    """The case that a shell hands to the replay."""
     seen: list[Any] = []
-    line = replay_command(_setup(), "module:name", case)
-    code = line.partition("replay; ")[2].removesuffix("'").replace("'\"'\"'", "'")
-    eval(code, {"replay": lambda reference, fields, **setup: seen.append(fields)})
-    assert Loop(**seen[0]) == case
+    *_, code = shlex.split(replay_command(Setup("bundled", "holo3-mini"), "module:name", case))
+    eval(code.partition("; ")[2], {"replay": lambda reference, fields, **setup: seen.append(fields)})
+    return Loop(**seen[0])
 
 
-def _setup() -> Any:
-    from conformance.harness.bench import Setup
+@pytest.mark.parametrize("text", ["1e5", "no", "0o7", "1_0", "~", "2026-01-01", "1:30", " a ", "\x85", "\ufeff", "'"])
+def test_texts_that_look_like_something_else_stay_texts(text: str, tmp_path: Path) -> None:
+    transcript = Transcript(preamble=Text(string=text), steps=(Step(action=Text(string=text)),))
+    write_transcript(tmp_path / "t.yaml", transcript)
+    assert read_transcript(tmp_path / "t.yaml") == transcript
 
-    return Setup("bundled", "holo3-mini")
+
+def test_a_case_counts_the_tokens_of_every_prompt_of_its_transcript() -> None:
+    assert Loop(transcript=task(5, 7), window=1).n_tokens == (10 + 8 + 5) + (10 + 8 + 5 + 8 + 7)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,16 @@ from typing import Any, Literal, TypeVar
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
+from conformance.harness.arms.counts import counts
 from conformance.harness.contract.schema import Invariant
 from conformance.harness.engine import ContextSettings
+from conformance.harness.prompts.layouts import byte_vocabulary
+from conformance.harness.prompts.transcript import Transcript
 
 #: Cache types that hold every value by itself; the others share scales within blocks.
 FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
+
+_BYTES = byte_vocabulary()
 
 C = TypeVar("C", bound="Case")
 
@@ -24,8 +29,10 @@ class Case(BaseModel):
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that the case names, in fields called `tokens` or `..._tokens`."""
-        return sum(value for name, value in self if name == "tokens" or name.endswith("_tokens"))
+        """Tokens that the case names, in fields called `tokens` or `..._tokens`, and those of all prompts of a transcript."""
+        named: int = sum(value for name, value in self if name == "tokens" or name.endswith("_tokens"))
+        tasks = [value for _, value in self if isinstance(value, Transcript)]
+        return named + sum(step.live_cells for task in tasks for step in counts("append_only", task, 1, _BYTES))
 
     @classmethod
     def strategy(cls: type[C], invariant: Invariant) -> st.SearchStrategy[C]:
