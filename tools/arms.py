@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from conformance.harness import builds
 from conformance.harness.arms.counts import ARMS, LABELS, ArmName, require_room
 from conformance.harness.arms.counts import counts as counts_of
 from conformance.harness.arms.document import load_document, trace_transcript
@@ -32,7 +33,7 @@ from conformance.harness.arms.reading import Embeddings, Reader, encoder_of, try
 from conformance.harness.arms.replay import ArmParts, ProfiledRun, checkpoints_for
 from conformance.harness.arms.terminal_slot import CheckpointKind
 from conformance.harness.contract.load import SpecError
-from conformance.harness.engine import BUNDLED, Context, ContextSettings, EngineError, Library, Model, Vision
+from conformance.harness.engine import BUNDLED, Context, ContextSettings, EngineError, Model, Vision
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.prompts.files import read_transcript
 from conformance.harness.prompts.layouts import PromptError
@@ -85,7 +86,7 @@ def arms(
     ubatch: Annotated[int, typer.Option(min=1)] = 512,
     flash: Annotated[str, typer.Option(help="Flash attention: auto, off, on.")] = "auto",
     threads: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1,
-    build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
+    build: Annotated[str, typer.Option(help=builds.BUILD_HELP)] = BUNDLED,
     out: Annotated[Path, typer.Option(help="Folder for profiles and report.")] = Path("arms"),
 ) -> None:
     """Run the arms and write what they cost."""
@@ -95,7 +96,7 @@ def arms(
         whole = scaled(whole, scale)
         part = whole.first(steps) if steps else whole
         path, tower = _fixture(model), mmproj and _fixture(mmproj)
-        library = Library(build)
+        library = builds.load(build)
         loaded = stack.enter_context(Model(library, path))
         vocabulary = vocabulary_of(loaded)
         counts = {arm: counts_of(arm, part, window, vocabulary) for arm in names}

@@ -34,6 +34,7 @@ from conformance.harness.engine.origin import origin_of
 from conformance.harness.exam.bisection import Reading, Value, boundaries, read_check, read_finding, span
 from conformance.harness.exam.digest import suite_digest
 from conformance.harness.exam.examination import contract
+from conformance.harness.exam.session import file_digest, subject_of
 from conformance.harness.machine.found import Found
 from conformance.harness.machine.steps import STEPS
 from fixtures import models
@@ -83,6 +84,8 @@ def main(
     except OSError as error:
         _refuse(f"{error.filename}: {error.strerror}")
     _show(chosen, readings, found, asked, as_json)
+    if all(reading.value == "untestable" for reading in readings.values()):
+        _refuse("nothing could be told on any of these builds; see the reasons above")
     raise typer.Exit(0 if found else 1)
 
 
@@ -107,7 +110,10 @@ def _question(
     name = model or _usual_model(invariant)
     if name not in models.names():
         census_of_gguf(Path(name))
-    asked = {"check": id, "model": name, "profile": profile, "seed": seed, "suite": suite_digest()}
+    bytes_of_model = file_digest(subject_of(name).path)
+    asked = {
+        "check": id, "model": name, "bytes": bytes_of_model, "profile": profile, "seed": seed, "suite": suite_digest(),
+    }  # fmt: skip
     return lambda build: read_check(build, name, id, specs, profile, seed), asked
 
 

@@ -60,7 +60,7 @@ def main(
             profile=named,
             models=tuple(model or fixtures_here(named)),
             seed=seed,
-            selected=selected,
+            selected=_selection(selected),
             shard=_shard(shard),
             threads=threads,
             jobs=_jobs(jobs),
@@ -78,6 +78,17 @@ def main(
     print_comparison(comparison, console)
     console.print(f"report: {report}  ({time.monotonic() - begin:.1f} s)")
     raise typer.Exit(comparison.answer.exit_code)
+
+
+def _selection(text: str | None) -> str | None:
+    """An expression as pytest's -k, None where it is empty; UsageError where it is none."""
+    if text is None or not text.strip():
+        return None
+    try:
+        Ask("", (), selected=text).selects("", "")
+    except (SyntaxError, NameError, TypeError):
+        raise UsageError(f"-k {text}: not an expression; write words joined by and, or, not and brackets") from None
+    return text
 
 
 def _shard(text: str | None) -> Shard | None:

@@ -13,6 +13,7 @@ Exit code 0, or 2 when the profiles cannot be used.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -40,7 +41,7 @@ def main(
         return
     if evict is None or no_evict is None:
         _refuse("name two files of step profiles, EVICT.jsonl and NOEVICT.jsonl, or --document")
-    if power is not None and not power > 0:
+    if power is not None and not 0 < power < math.inf:
         _refuse(f"--power {power:g}: give watts, more than 0")
     try:
         ours, theirs = read_profiles(evict), read_profiles(no_evict)

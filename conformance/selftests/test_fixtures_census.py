@@ -164,6 +164,8 @@ def test_an_architecture_without_a_rule_is_unknown_not_guessed(written: Written)
     assert (found.arch, found.n_layer, found.n_embd) == ("deepseek2", 12, 96)
     assert (found.attention, found.recurrent, found.sliding_layers) == (None, None, None)
     assert census(written, "llama", attention__head_count=[0] * 12).attention is None
+    windowed = census(written, "deepseek4", attention__sliding_window=64)
+    assert (windowed.sliding_window, windowed.attention, windowed.sliding_layers) == (64, None, None)
 
 
 @pytest.mark.parametrize(

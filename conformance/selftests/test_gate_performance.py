@@ -79,7 +79,7 @@ def test_only_a_regression_of_speed_blocks(ratios: list[float]) -> None:
     [
         ("candidate", Crashed("aborted (SIGABRT)", ""), "crash", True),
         ("candidate", StateError("refused"), "unknown", True),
-        ("candidate", TimedOut("gave no answer", ""), "unknown", False),
+        ("candidate", TimedOut("gave no answer", ""), "timeout", True),
         ("baseline", Crashed("aborted (SIGABRT)", ""), "unknown", False),
     ],
 )

@@ -158,6 +158,11 @@ def of_model(profiles: Profiles) -> Profiles:
     return profiles.model_copy(update={"run": profiles.run.model_copy(update={"model": {"file": "other"}})})
 
 
+def of_window(profiles: Profiles) -> Profiles:
+    settings = {**profiles.run.settings, "window": 99}
+    return profiles.model_copy(update={"run": profiles.run.model_copy(update={"settings": settings})})
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -167,7 +172,8 @@ def of_model(profiles: Profiles) -> Profiles:
         ),
         (lambda evict, new: (evict, evict), "the profiles of evict stand where those of append_only belong"),
         (lambda evict, new: (evict, renamed(new)), "task 'other' is in one of the two profiles only, and 1 more are"),
-        (lambda evict, new: (evict, of_model(new)), "the two profiles are of different models"),
+        (lambda evict, new: (evict, of_model(new)), "the two profiles differ in model"),
+        (lambda evict, new: (evict, of_window(new)), "the two profiles differ in settings"),
     ],
 )
 def test_profiles_that_do_not_belong_together_are_refused(

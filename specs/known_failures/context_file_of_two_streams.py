@@ -9,17 +9,14 @@ import numpy as np
 
 L = ctypes.CDLL(sys.argv[1])
 
-
 class Settings(ctypes.Structure):  # longer than the build's, which fills and reads its own part
     _fields_ = [("n_ctx", ctypes.c_uint32), ("n_batch", ctypes.c_uint32), ("n_ubatch", ctypes.c_uint32),
-                ("n_seq_max", ctypes.c_uint32), ("rest", ctypes.c_uint8 * 496)]  # fmt: skip
-
+                ("n_seq_max", ctypes.c_uint32), ("rest", ctypes.c_uint8 * 496)]
 
 class Batch(ctypes.Structure):
     _fields_ = [("n_tokens", ctypes.c_int32), ("token", ctypes.POINTER(ctypes.c_int32)), ("embd", ctypes.c_void_p),
                 ("pos", ctypes.POINTER(ctypes.c_int32)), ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
-                ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))), ("logits", ctypes.POINTER(ctypes.c_int8))]  # fmt: skip
-
+                ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))), ("logits", ctypes.POINTER(ctypes.c_int8))]
 
 P, N = ctypes.c_void_p, ctypes.c_size_t
 for name, result, arguments in (
@@ -27,7 +24,7 @@ for name, result, arguments in (
     ("model_load_from_file", P, [ctypes.c_char_p, Settings]), ("init_from_model", P, [P, Settings]),
     ("decode", ctypes.c_int32, [P, Batch]), ("get_logits", ctypes.POINTER(ctypes.c_float), [P]), ("model_get_vocab", P, [P]),
     ("vocab_n_tokens", ctypes.c_int32, [P]), ("state_get_size", N, [P]), ("state_get_data", N, [P, P, N]), ("state_set_data", N, [P, P, N]),
-):  # fmt: skip
+):
     call = getattr(L, "llama_" + name)
     call.restype, call.argtypes = result, arguments
 MODEL = L.llama_model_load_from_file(sys.argv[2].encode(), L.llama_model_default_params())

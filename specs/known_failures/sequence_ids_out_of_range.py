@@ -41,5 +41,5 @@ def verdict(expected, seen, what=""):
 
 c = context(n_seq_max=2)
 dec(c, T[:50], 0)
-memory(c, "seq_rm", 256, -1, -1)
+memory(c, "seq_add", 256, -1, -1, 1)
 verdict(49, memory(c, "seq_pos_max", 0), "last position of sequence 0:")

@@ -219,9 +219,9 @@ def optimum(evict: Profiles, new: Profiles, power: float | None = None) -> Optim
                 f"the profiles of {profiles.run.arm} stand where those of {' or '.join(arms)} belong; "
                 "give evict's first and no-evict's second"
             )
-    for part in ("build", "model"):
+    for part in ("build", "model", "settings"):
         if getattr(evict.run, part) != getattr(new.run, part):
-            raise OptimumError(f"the two profiles are of different {part}s; run both arms on one {part}")
+            raise OptimumError(f"the two profiles differ in {part}; run both arms with the same")
     ours, theirs = (_by_task(profiles.steps) for profiles in (evict, new))
     if lone := sorted(set(ours) ^ set(theirs)):
         raise OptimumError(

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from PIL import Image as Picture
 from PIL import UnidentifiedImageError
 
-from conformance.harness.engine import Library, Model, Pixels, Vision
+from conformance.harness import builds
+from conformance.harness.engine import Model, Pixels, Vision
 from conformance.harness.prompts.layouts import PromptError, Vocabulary
 from conformance.harness.prompts.transcript import Screenshot
 
@@ -130,7 +131,7 @@ def try_vision(build: str, model: str, mmproj: str) -> None:
         EngineError: the build refuses the model, the mmproj or both together.
 
     """
-    with Model(Library(build), model) as loaded, Vision(loaded, mmproj) as vision:
+    with Model(builds.load(build), model) as loaded, Vision(loaded, mmproj) as vision:
         vision.encode(drawn_pixels(Screenshot(width=4, height=4)))
 
 

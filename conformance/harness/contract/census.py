@@ -265,6 +265,8 @@ _SLIDING: Final = {
     "spark2_5": _Sliding(None),
     "step35": _Sliding(None),
 }
+_WINDOW_ALONE: Final = frozenset(("deepseek4", "dots3note"))
+"""Architectures that slide, with an index or compressed cells beside keys and values, whose layers are not known here."""
 _LATENT: Final = frozenset(("kimi-linear", "kimi-k3", "bailingmoe3"))
 """Architectures whose cache holds one compressed row a token, from which keys and values are both computed."""
 _GEMMA3N_OWN_CACHES: Final = 20
@@ -313,6 +315,8 @@ def _census(header: GGUFHeader) -> ModelCensus:
 
 
 def _sliding_window(keys: _Keys, arch: str) -> int | None:
+    if arch in _WINDOW_ALONE:
+        return keys.number("attention.sliding_window") or None
     if arch not in _SLIDING:
         return None
     rule = _SLIDING[arch]

@@ -307,9 +307,11 @@ def architectures(options: Options, contract: Contract) -> tuple[list[Subject], 
 def _absent(profile: str) -> dict[str, str]:
     """Why trained models are not examined, by name."""
     return {
-        name: model.absence if not model.is_here else f"{name} is examined in the profile deep, or with --model {name}"
+        name: model.absence
+        if not model.is_here
+        else f"{name} is examined in the profile {' or '.join(model.profiles)}, or with --model {name}"
         for name, model in TRAINED.items()
-        if not model.is_here or (model.on_request and profile != "deep")
+        if not model.is_here or profile not in model.profiles
     }
 
 

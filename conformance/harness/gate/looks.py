@@ -17,7 +17,7 @@ from conformance.harness.engine.child import Child
 from conformance.harness.exam.check import every_check
 from conformance.harness.exam.examination import Examination
 from conformance.harness.exam.session import child_for, subject_of
-from conformance.harness.report.comparison import Pair, pair_of, shown
+from conformance.harness.report.comparison import Pair, case_to_look_at, pair_of, shown
 from conformance.harness.report.results import Check, Results
 
 from .suite import Ask
@@ -84,11 +84,12 @@ class Looks:
         return [again.get((pair.id, pair.model), pair) for pair in pairs]
 
     def _again(self, pair: Pair, sides: Sequence[tuple[Side, Child]]) -> Pair:
-        decided = pair.baseline if pair.outcome == "fixed" else pair.candidate
-        assert decided is not None
-        if decided.case is None:
+        assert pair.baseline is not None
+        assert pair.candidate is not None
+        case = case_to_look_at(pair.baseline, pair.candidate, pair.outcome)
+        if case is None:
             return pair
-        before, after = (self._examined(child, side, pair.id, pair.model, [decided.case]) for side, child in sides)
+        before, after = (self._examined(child, side, pair.id, pair.model, [case]) for side, child in sides)
         return settled(pair, pair_of(before, after))
 
     def _examined(
@@ -172,12 +173,13 @@ def settled(first: Pair, second: Pair) -> Pair:
     """A difference, given a second look at the case that showed it.
 
     The same again is confirmed. A fault that the second look finds in both builds is known. What did not come again is
-    UNKNOWN, but for a build that once took too long on a machine with other work: that passes.
+    UNKNOWN, but for what passes on both at the second look and was a repair, or a build that took too long on a machine
+    with other work: that passes.
     """
     if second.outcome == first.outcome:
         return first.model_copy(update={"confirmed": True})
-    outcome = "known" if first.outcome == "fixed" or second.outcome == "known" else "unknown"
-    if first.outcome == "timeout" and second.outcome == "pass":
+    outcome = "known" if second.outcome == "known" else "unknown"
+    if first.outcome in ("timeout", "fixed") and second.outcome == "pass":
         outcome = "pass"
     reason = f"{first.outcome} at the first look ({first.reason}), {second.outcome} at the second ({second.reason})"
     return first.model_copy(

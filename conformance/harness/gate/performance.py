@@ -175,15 +175,18 @@ def speeds(setups: Sequence[Setup], spec: Performance, rounds: int) -> list[Spee
 
 
 def unmeasured(model: str, name: str, spec: Counted, end: Unmeasured) -> Speed:
-    """A quantity without figures. That blocks where the candidate ended its process or refused what must work."""
+    """A quantity without figures. That blocks where it is the candidate that crashed, gave no answer, or refused what must work."""
     by_candidate = end.side == "candidate"
+    outcome: Outcome = (
+        "crash" if isinstance(end.error, Crashed) else "timeout" if isinstance(end.error, TimedOut) else "unknown"
+    )
     return Speed(
         model=model,
         quantity=name,
         unit=spec.unit,
         kind="measure" if isinstance(spec, Timed) else "count",
-        outcome="crash" if by_candidate and isinstance(end.error, Crashed) else "unknown",
-        blocks=by_candidate and not isinstance(end.error, TimedOut),
+        outcome=outcome if by_candidate else "unknown",
+        blocks=by_candidate,
         reason=f"could not be measured: {end}",
         baseline=None,
         candidate=None,

@@ -108,6 +108,7 @@ def run(
 
     """
     place, cases = folder / side, folder / CASES_NAME
+    shutil.rmtree(place, ignore_errors=True)  # nothing of an earlier run may be taken for this one's
     reference = str(identity["reference"])
     shapes = [identity["digest"], reference, suite_digest(), fault, ask.key(), file_digest(cases)]
     kept = cache_folder() / "gate" / hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:24]
@@ -125,7 +126,12 @@ def run(
     code, last = _watched([*command, *(["--inject-fault", fault] if fault else [])], place, side, tell)
     if code not in (0, 1):
         raise BuildError(f"{side} {reference}: the suite could not run: {last}")
-    results = read_results(place)
+    try:
+        results = read_results(place)
+    except ReportError as error:
+        raise BuildError(f"{side} {reference}: the suite left no results: {last} ({error})") from None
+    if results.build["digest"] != identity["digest"]:
+        raise BuildError(f"{side} {reference}: the build changed while the gate ran; run it again")
     if _is_worth_keeping(results, ask):
         kept.mkdir(parents=True, exist_ok=True)
         shutil.copy(place / FILE_NAME, kept / f"{FILE_NAME}.new")

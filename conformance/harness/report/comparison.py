@@ -280,13 +280,11 @@ def _by_deviation(baseline: Check, candidate: Check) -> tuple[Outcome, str]:
     failing_before, failing = (sum(side in change for change in changes) for side in ("before", "after"))
     told = f"{failing} of {len(common)} cases fail, {failing_before} before{refused}"
     alone = [case for name, case in afters.items() if name not in befores and case.verdict == "FAIL"]
-    if failing and failing_before:
+    worse = _worst_new_failure(baseline, candidate)
+    if worse is None and failing:
         return "known", told
-    if failing:
-        old, new = max(
-            (both for both, change in zip(common, changes, strict=True) if change == {"after"}),
-            key=lambda both: _value(both[1], sign),
-        )
+    if worse is not None:
+        old, new = worse
         limit, floor = _joint(old, new, sign)
         return "regression", (
             f"deviation {figure(new.deviation)}, before {figure(old.deviation)}; floor of both {figure(floor)}, "
@@ -300,6 +298,26 @@ def _by_deviation(baseline: Check, candidate: Check) -> tuple[Outcome, str]:
     if "FAIL" in (shown(baseline), shown(candidate)):
         return "pass", f"within the noise of the other build{refused}"
     return "pass", refused.removeprefix("; ")
+
+
+def _worst_new_failure(baseline: Check, candidate: Check) -> tuple[MeasuredCase, MeasuredCase] | None:
+    """Of the cases that the candidate alone fails the one that deviates most, on both builds."""
+    befores, afters = _measured(baseline), _measured(candidate)
+    sign = -1 if candidate.wants_more else 1
+    both = ((befores[case], after) for case, after in afters.items() if case in befores)
+    new = [(old, after) for old, after in both if _change(old, after, sign) == {"after"}]
+    return max(new, key=lambda each: _value(each[1], sign), default=None)
+
+
+def case_to_look_at(baseline: Check, candidate: Check, outcome: Outcome) -> dict[str, Any] | None:
+    """The case that shows a difference best, None where the check names none."""
+    worse = _worst_new_failure(baseline, candidate)
+    case: dict[str, Any] | None = candidate.case
+    if outcome == "fixed":
+        case = baseline.case
+    elif worse and worse[1].case:
+        case = worse[1].case
+    return case
 
 
 def _measured(check: Check) -> dict[str, MeasuredCase]:
