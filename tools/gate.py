@@ -40,6 +40,9 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
     threads: Annotated[int, typer.Option(help="Threads for each context.", min=1)] = 1,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run what an earlier run has already found.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A failure that is new with the candidate blocks even where it is known.")
+    ] = False,
     inject_fault: Annotated[str | None, typer.Option(metavar="NAME", help="Have the candidate lie in one way.")] = None,
     report: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the report.")] = Path("gate"),
 ) -> None:
@@ -64,7 +67,7 @@ def main(
         )
         for name in ask.models:
             subject_of(name)
-        comparison = gate(baseline, candidate, ask, report, fault=inject_fault, fresh=fresh, tell=tell)
+        comparison = gate(baseline, candidate, ask, report, fault=inject_fault, fresh=fresh, strict=strict, tell=tell)
         write_comparison(comparison, report)
     except (EngineError, UsageError, SpecError, ReportError) as error:
         _refuse(str(error))

@@ -26,6 +26,7 @@ from conformance.harness.report.comparison import (
     comparison_schema,
     pair_of,
     read_comparison,
+    strictly,
 )
 from conformance.harness.report.gate_forms import render_junit, render_summary, write_comparison
 from conformance.harness.report.merge import merge_comparisons
@@ -163,20 +164,29 @@ def excused(check: Check) -> Check:
 
 
 @given(ANY, ANY)
-def test_an_excuse_changes_nothing_but_a_new_crash(before: Check, after: Check) -> None:
+def test_an_excuse_makes_what_got_worse_known_and_changes_nothing_else(before: Check, after: Check) -> None:
     outcome = classify(before, after)[0]
-    expected = "known" if outcome in ("crash", "timeout") else outcome
-    assert classify(excused(before), excused(after))[0] == expected
+    pair = pair_of(excused(before), excused(after))
+    assert pair.newly_known == (outcome in ("regression", "crash", "timeout"))
+    assert pair.outcome == ("known" if pair.newly_known else outcome)
+    assert strictly(pair).blocks == (pair.blocks or (pair.newly_known and pair.required))
 
 
-@pytest.mark.parametrize("verdict", ["CRASH", "TIMEOUT"])
-def test_a_new_crash_that_is_known_does_not_block_and_is_told(verdict: Verdict) -> None:
-    pair = pair_of(measured([0.0], 1e-9), excused(ended(verdict)))
-    assert (pair.outcome, pair.blocks) == ("known", False)
+@pytest.mark.parametrize("after", [ended("CRASH"), ended("TIMEOUT"), measured([1.0], 1e-9)])
+def test_what_is_newly_known_blocks_only_strictly_and_is_always_told(after: Check) -> None:
+    pair = pair_of(measured([0.0], 1e-9), excused(after))
+    assert pair.newly_known
     answer = answered(comparison([pair])).answer
     assert answer.exit_code == 0
-    assert "new and known crashes: RP-01" in answer.line
+    assert "new with the candidate, and known: RP-01" in answer.line
     assert "upstream #1" in pair.reason
+    assert answered(comparison([strictly(pair)])).answer.exit_code == 1
+
+
+@given(measured_twice())
+def test_what_the_baseline_is_excused_for_excuses_no_candidate(checks: tuple[Check, Check]) -> None:
+    before, after = checks
+    assert classify(excused(before), after)[0] == classify(before, after)[0]
 
 
 @given(ANY, ANY)

@@ -17,7 +17,7 @@ from conformance.harness.exam.examination import SPECS, contract
 from conformance.harness.exam.plugin import CASES_NAME
 from conformance.harness.exam.session import UsageError, child_for, subject_of
 from conformance.harness.faults import FAULTS
-from conformance.harness.report.comparison import Answer, Comparison, Pair, Speed, answered, compare
+from conformance.harness.report.comparison import Answer, Comparison, Pair, Speed, answered, compare, strictly
 from conformance.harness.report.results import Results
 
 from .looks import Looks, Side
@@ -57,6 +57,7 @@ def gate(
     *,
     fault: str | None = None,
     fresh: bool = False,
+    strict: bool = False,
     tell: Tell = print,
 ) -> Comparison:
     """Compare two builds.
@@ -68,6 +69,7 @@ def gate(
         folder: where the list of cases and the builds' own reports go; it exists.
         fault: planted in the candidate's processes.
         fresh: whether to run what an earlier run has already found.
+        strict: whether what is newly known blocks.
         tell: is told how far it is.
 
     Raises:
@@ -95,6 +97,7 @@ def gate(
         "settings": {
             **ask.key(),
             "fault": fault,
+            "strict": strict,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         },
         "answer": _EMPTY,
@@ -118,6 +121,7 @@ def gate(
         pairs = looks.confirmed(pairs)
         tell("states from one build to the other")
         pairs += looks.exchanged(cases)
+    pairs = [strictly(pair) for pair in pairs] if strict else pairs
     measured: list[Speed] = []
     if ask.selected is None and (ask.shard is None or ask.shard.number == 1):
         tell("speed and size, in turn")

@@ -38,7 +38,7 @@ MEANINGS: Mapping[Outcome, str] = {
     "pass": "holds on both builds, or the difference is within the noise of one of them",
     "fixed": "fails on the baseline and holds on the candidate",
     "new": "only the candidate offers what it needs",
-    "known": "fails on both builds: it stays broken; or the candidate ends its process as a known failure does",
+    "known": "fails on both builds: it stays broken; or on the candidate alone, as an entry of the known failures says",
     "removed": "only the baseline offers what it needs",
     "unknown": "could not be decided on the candidate, or it fails there and the baseline could not be decided; "
     "harmless where both builds leave it undecided for the same reason",
@@ -55,7 +55,8 @@ class Pair(Record):
     """One check on one model, under both builds.
 
     ``blocks`` says whether it alone is a reason not to upgrade. ``reason`` is for people. ``baseline`` and ``candidate``
-    are the checks as the builds' own runs have them; one is None where the check does not apply there, and ``baseline``
+    are the checks as the builds' own runs have them. ``newly_known`` marks a failure that the baseline does not have and that an
+    entry of the known failures describes for the candidate. One of both checks is None where the check does not apply there, and ``baseline``
     is None for checks that need both builds at once. ``confirmed`` is None for what was seen once and needed no second
     look, else whether the second look showed the same.
     """
@@ -70,11 +71,12 @@ class Pair(Record):
     baseline: Check | None = None
     candidate: Check | None = None
     confirmed: bool | None = None
+    newly_known: bool = False
 
     @property
     def is_change(self) -> bool:
-        """Whether who decides on the upgrade should read of it first: it blocks, is repaired, or crashes as is known."""
-        return self.blocks or self.outcome == "fixed" or self.reason.startswith(_NEW_AND_KNOWN)
+        """Whether who decides on the upgrade should read of it first: it blocks, is repaired, or is newly known."""
+        return self.blocks or self.outcome == "fixed" or self.newly_known
 
     @property
     def replay(self) -> str | None:
@@ -199,7 +201,13 @@ def pair_of(baseline: Check | None, candidate: Check | None, absence: str = "") 
         reason=reason,
         baseline=baseline,
         candidate=candidate,
+        newly_known=outcome == "known" and reason.startswith(_NEW_AND_KNOWN),
     )
+
+
+def strictly(pair: Pair) -> Pair:
+    """The pair, blocking where it is newly known and required."""
+    return pair.model_copy(update={"blocks": pair.blocks or (pair.required and pair.newly_known)})
 
 
 def _undecided_as_before(baseline: Check | None, candidate: Check | None) -> bool:
@@ -223,23 +231,30 @@ def _said(check: Check) -> str:
 def classify(baseline: Check | None, candidate: Check | None, absence: str = "") -> tuple[Outcome, str]:
     """What became of one check on one model, and why.
 
-    An entry that knows the candidate's failure makes a regression no better: a wrong answer is silent. A crash or a
-    timeout is loud, and one that an entry describes is known even where the baseline had none. Cases that both
-    builds measured are held against the larger of their limits, so noise of either build is no difference.
+    A failure that the baseline does not have is known where an entry describes it for the candidate, and is marked so.
+    Cases that both builds measured are held against the larger of their limits, so noise of either build is no
+    difference.
     """
     if candidate is None:
         return "removed", f"the candidate does not offer it: {absence}"
     after = shown(candidate)
     if after in ("UNKNOWN", "SKIPPED"):
         return "unknown", _said(candidate)
-    before = shown(baseline) if baseline else None
-    if after in _DEATHS and before not in _DEATHS and candidate.detail.excused:
-        return "known", f"{_NEW_AND_KNOWN}, {candidate.reason}"
+    outcome, reason = _unexcused(baseline, candidate, absence)
+    if candidate.detail.excused and outcome in ("regression", "crash", "timeout"):
+        return "known", f"{_NEW_AND_KNOWN}, {candidate.reason} ({reason})"
+    return outcome, reason
+
+
+def _unexcused(baseline: Check | None, candidate: Check, absence: str) -> tuple[Outcome, str]:
+    """The same for a candidate that was decided, whatever the known failures say."""
+    after = shown(candidate)
     if baseline is None:
         if after in _DEATHS:
             return ("crash" if after == "CRASH" else "timeout"), f"new with the candidate: {_said(candidate)}"
         failing = "" if after == "PASS" else f", and it fails: {_said(candidate)}"
         return "new", f"the baseline does not offer it: {absence}{failing}"
+    before = shown(baseline)
     if after in _DEATHS:
         if before in _DEATHS:
             return "known", f"{before} before, {after} now: {_said(candidate)}"
@@ -403,10 +418,10 @@ def answered(comparison: Comparison, problems: Sequence[str] = ()) -> Comparison
     else:
         code, opening = 0, "MAY UPGRADE"
     fixed, known = (_with(comparison, outcome) for outcome in ("fixed", "known"))
-    new = [pair for pair in known if pair.is_change]
+    new = [pair for pair in known if pair.newly_known]
     broken = [pair for pair in known if pair not in new]
     parts = [f"fixed: {in_short(_named(fixed))}"] if fixed else []
-    parts += [f"new and known crashes: {in_short(_ids(new))}"] if new else []
+    parts += [f"new with the candidate, and known: {in_short(_ids(new))}"] if new else []
     parts += [f"still broken: {len(broken)} ({in_short(_ids(broken))})"] if broken else []
     parts += _tally({name: count for name, count in counts.items() if name not in ("fixed", "known")})
     parts += [f"speed and size: {', '.join(_tally(speeds))}"] if speeds else []
