@@ -21,7 +21,6 @@ from typing import Annotated, Literal, get_args
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from conformance.harness import builds
 from conformance.harness.arms.counts import ARMS, LABELS, ArmName, require_room
@@ -41,6 +40,7 @@ from conformance.harness.prompts.scaling import scaled
 from conformance.harness.prompts.transcript import Transcript
 from conformance.harness.report.arms import Bound, answer, terminal_table, write_forms
 from fixtures import models
+from tools.command import progress_bars, refusing
 
 _REFUSED = (ChildDeath, EngineError, ProfileError, PromptError, SpecError)
 _DEFAULT_ARMS = "evict,append_only,terminal_slot"
@@ -48,21 +48,14 @@ _SPARE_CELLS = 16
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
-    """Turns what can be wrong with the user's input into one line and exit code 2."""
+def _resumable() -> Iterator[None]:
+    """Refuses what cannot be used; an interruption says how to go on."""
     try:
-        yield
-        return
-    except _REFUSED as error:
-        typer.echo(str(error), err=True)
-    except OSError as error:
-        typer.echo(
-            f"{error.filename}: {error.strerror}; give a file that can be read, a folder that can be written", err=True
-        )
+        with refusing(*_REFUSED, files="give a file that can be read, a folder that can be written"):
+            yield
     except KeyboardInterrupt:
         typer.echo("interrupted; the same command goes on behind the last finished step", err=True)
         raise typer.Exit(130) from None
-    raise typer.Exit(2)
 
 
 def arms(
@@ -90,7 +83,7 @@ def arms(
     out: Annotated[Path, typer.Option(help="Folder for profiles and report.")] = Path("arms"),
 ) -> None:
     """Run the arms and write what they cost."""
-    with _refusing(), ExitStack() as stack:
+    with _resumable(), ExitStack() as stack:
         names = _arms(which)
         task, folder, whole = _task(transcript, trace)
         whole = scaled(whole, scale)
@@ -151,7 +144,7 @@ def arms(
         }
         for each in runs.values():
             stack.callback(each.close)  # its context goes before the model does
-        with _progress() as progress:
+        with progress_bars() as progress:
             bars = {arm: progress.add_task(LABELS[arm], total=len(part.steps)) for arm in names}
             for arm, done in in_turns(runs, one_by_one=one_by_one):
                 progress.update(bars[arm], completed=done)
@@ -241,17 +234,6 @@ def _fixture(name: str) -> Path:
     """The path of a GGUF, or of a fixture by its name."""
     known = {*models.names(), *(models.projector(model) for model in models.names())}
     return models.path(name) if name in known and not Path(name).exists() else Path(name)
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
 
 
 if __name__ == "__main__":

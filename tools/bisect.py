@@ -38,6 +38,7 @@ from conformance.harness.exam.session import file_digest, subject_of
 from conformance.harness.machine.found import Found
 from conformance.harness.machine.steps import STEPS
 from fixtures import models
+from tools.command import refuse
 
 _USUAL = ("qwen35-mini", "qwen3-mini", "gemma3-mini", "lfm2-mini", "mamba2-mini", "rwkv7-mini", "holo3-mini")
 _PAST = {"bad": "fails", "good": "holds", "absent": "does not apply"}
@@ -80,12 +81,12 @@ def main(
                 look(place)
         found = boundaries(len(chosen), look)
     except (EngineError, SpecError, GGUFError, models.UnknownModel) as error:
-        _refuse(str(error))
+        refuse(str(error))
     except OSError as error:
-        _refuse(f"{error.filename}: {error.strerror}")
+        refuse(f"{error.filename}: {error.strerror}")
     _show(chosen, readings, found, asked, as_json)
     if all(reading.value == "untestable" for reading in readings.values()):
-        _refuse("nothing could be told on any of these builds; see the reasons above")
+        refuse("nothing could be told on any of these builds; see the reasons above")
     raise typer.Exit(0 if found else 1)
 
 
@@ -194,11 +195,6 @@ def _show(
         )
     if assumed := len(chosen) - len(readings):
         typer.echo(f"{assumed} of {len(chosen)} builds were not run: taken to fare as those on both sides of them do")
-
-
-def _refuse(problem: str) -> None:
-    typer.echo(problem, err=True)
-    raise typer.Exit(2)
 
 
 def run() -> None:

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -27,26 +25,14 @@ from conformance.harness.contract.census import GGUFError
 from conformance.harness.engine import BUNDLED, EngineError
 from fixtures import models
 from fixtures.trained import fixture_path
+from tools.command import refusing
 
 _WIDTH = 200  # of a table that goes to a file
 
+_REFUSED = (EngineError, GGUFError, models.UnknownModel)
+_FILES = "set LLAMA_CONFORMANCE_CACHE to a folder that can be written"
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Turns what can be wrong with the user's input into one line and exit code 2."""
-    try:
-        yield
-    except OSError as error:
-        typer.echo(
-            f"{error.filename}: {error.strerror}; set LLAMA_CONFORMANCE_CACHE to a folder that can be written", err=True
-        )
-    except (EngineError, GGUFError, models.UnknownModel) as error:
-        typer.echo(str(error), err=True)
-    else:
-        return
-    raise typer.Exit(2)
 
 
 def _console() -> Console:
@@ -60,7 +46,7 @@ def list_builds(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Versions of each source, newest first, and which of them are in the cache."""
-    with _refusing():
+    with refusing(*_REFUSED, files=_FILES):
         chosen = [builds.parse_source(text) for text in sources or ()] or list(builds.SOURCES)
         here = {receipt.reference for receipt in builds.kept()}
         listed = {
@@ -86,7 +72,7 @@ def list_builds(
 @app.command()
 def fetch(references: Annotated[list[str], typer.Argument(metavar="BUILD", help=BUILD_HELP)]) -> None:
     """Put builds into the cache and print the paths of their libraries."""
-    with _refusing():
+    with refusing(*_REFUSED, files=_FILES):
         for reference in references:
             typer.echo(builds.resolve(reference))
 
@@ -98,7 +84,7 @@ def describe(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What each build is: numbers, digest, struct layouts, format of its states, and whether it decodes a tiny model."""
-    with _refusing():
+    with refusing(*_REFUSED, files=_FILES):
         path = fixture_path(model)
     found, refused = [], []
     for reference in references or [BUNDLED]:

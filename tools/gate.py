@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -25,6 +25,7 @@ from conformance.harness.gate.gate import gate
 from conformance.harness.gate.suite import Ask
 from conformance.harness.report.gate_forms import print_comparison, write_comparison
 from conformance.harness.report.store import ReportError
+from tools.command import refuse
 
 
 def main(
@@ -70,11 +71,11 @@ def main(
         comparison = gate(baseline, candidate, ask, report, fault=inject_fault, fresh=fresh, strict=strict, tell=tell)
         write_comparison(comparison, report)
     except (EngineError, UsageError, SpecError, ReportError) as error:
-        _refuse(str(error))
+        refuse(str(error))
     except KeyboardInterrupt:
-        _refuse("interrupted: there is no answer; what is complete is reused by the next run")
+        refuse("interrupted: there is no answer; what is complete is reused by the next run")
     except OSError as error:
-        _refuse(f"--report {report}: {error.filename or report}: {error.strerror}; name a folder that can be written")
+        refuse(f"--report {report}: {error.filename or report}: {error.strerror}; name a folder that can be written")
     print_comparison(comparison, console)
     console.print(f"report: {report}  ({time.monotonic() - begin:.1f} s)")
     raise typer.Exit(comparison.answer.exit_code)
@@ -102,11 +103,6 @@ def _jobs(text: str) -> str:
     if text != "auto" and not (text.isdigit() and int(text) > 0):
         raise UsageError(f"--jobs {text}: give a number of processes, 1 or more, or auto")
     return text
-
-
-def _refuse(problem: str) -> NoReturn:
-    typer.echo(problem, err=True)
-    raise typer.Exit(2)
 
 
 if __name__ == "__main__":

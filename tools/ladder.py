@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,6 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from conformance.harness import builds
 from conformance.harness.builds import BUILD_HELP
@@ -52,23 +50,9 @@ from conformance.harness.report.document import print_rederivations
 from conformance.harness.report.ladder import terminal_table, write_forms
 from fixtures.corpora import CorpusError, corpus
 from fixtures.trained import FetchError, model_path
+from tools.command import progress_bars, refusing
 
 _REFUSED = (CodecError, CorpusError, EngineError, FetchError, GGUFError, KldError, LadderError, TailError)
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Turns what can be wrong with the user's input into one line and exit code 2."""
-    try:
-        yield
-        return
-    except _REFUSED as error:
-        typer.echo(str(error), err=True)
-    except OSError as error:
-        typer.echo(
-            f"{error.filename}: {error.strerror}; give a file that can be read, a folder that can be written", err=True
-        )
-    raise typer.Exit(2)
 
 
 def ladder(
@@ -89,7 +73,7 @@ def ladder(
     document: Annotated[bool, typer.Option("--document", help="Derive the document's figures again instead.")] = False,
 ) -> None:
     """Measure a ladder, or derive the document's figures again."""
-    with _refusing():
+    with refusing(*_REFUSED, files="give a file that can be read, a folder that can be written"):
         if document:
             print_rederivations(rederive(load_document()))
             return
@@ -138,7 +122,7 @@ def _run(
     scorer = Scorer(loaded, census, ubatch, threads)
     claim(out / "scores", identity)
     records = _base_of(base, plan, scorer, digest)
-    with _progress() as progress:
+    with progress_bars() as progress:
         task = progress.add_task("scoring", total=len(arms) * chunks)
         for done, total in measure(plan, scorer, out / "scores", records):
             progress.update(task, completed=done, total=total, description=f"arm {done} of {total}")
@@ -189,17 +173,6 @@ def _notes(ubatch: int) -> list[str]:
         f"± is the {WITHIN_RUN}. The change of the median is a paired bootstrap over positions, 95 %.",
         "exp(-mean) is a proxy of likeness, no accuracy.",
     ]
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
 
 
 def _numbers(text: str) -> list[int]:

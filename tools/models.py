@@ -12,8 +12,6 @@ Exit code 0, or 2 when a name, file or build cannot be used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -29,25 +27,12 @@ from fixtures import models
 from fixtures.auto import auto_model, auto_path, known_architectures
 from fixtures.cards import Card, Floors, card_of
 from fixtures.trained import TRAINED, FetchError
+from tools.command import refusing
+
+_REFUSED = (models.UnknownModel, FetchError, EngineError, ChildDeath, GGUFError)
+_FILES = "give a file that can be read and a cache that can be written"
 
 app = typer.Typer(add_completion=False, help=__doc__)
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Turns what can be wrong with the user's input into one line and exit code 2."""
-    try:
-        yield
-    except OSError as error:
-        typer.echo(
-            f"{error.filename}: {error.strerror}; give a file that can be read and a cache that can be written",
-            err=True,
-        )
-    except (models.UnknownModel, FetchError, EngineError, ChildDeath, GGUFError) as error:
-        typer.echo(str(error), err=True)
-    else:
-        return
-    raise typer.Exit(2)
 
 
 @app.command("list")
@@ -73,7 +58,7 @@ def make(
     names: Annotated[list[str] | None, typer.Argument(help="Fixture models; all when none is named.")] = None,
 ) -> None:
     """Write models into the cache and print their paths."""
-    with _refusing():
+    with refusing(*_REFUSED, files=_FILES):
         for recipe in [models.recipe(name) for name in names or models.names()]:
             typer.echo(models.path(recipe.name))
 
@@ -85,7 +70,7 @@ def fetch(
     ] = None,
 ) -> None:
     """Download models with trained weights into the cache, check them, and print their paths."""
-    with _refusing():
+    with refusing(*_REFUSED, files=_FILES):
         for name in names or [name for name, model in TRAINED.items() if not model.on_request]:
             if name not in TRAINED:
                 raise FetchError(f"there is no trained model {name!r}; choose from {', '.join(TRAINED)}")
@@ -99,7 +84,7 @@ def auto(
     build: Annotated[str, typer.Option(help=BUILD_HELP)] = BUNDLED,
 ) -> None:
     """Make a tiny model of any architecture from what the build's loader says is missing, and measure its card."""
-    with _refusing():
+    with refusing(*_REFUSED, files=_FILES):
         path = auto_path(arch, build)
         typer.echo(path)
         _print(card_of(path, build))
@@ -113,7 +98,7 @@ def architectures(
 
     Those whose memory is more than plain attention are conditioned and measured too, since they are swept.
     """
-    with _refusing():
+    with refusing(*_REFUSED, files=_FILES):
         known = known_architectures(build)
         typer.echo("| architecture | memory | layers known here | model | what is short of a good fixture |")
         typer.echo("|---|---|---|---|---|")
@@ -136,7 +121,7 @@ def card(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Noise floors and sensitivities of a model under a build; measured when the cache holds no card yet."""
-    with _refusing():
+    with refusing(*_REFUSED, files=_FILES):
         measured = card_of(_path(model), build)
     if as_json:
         typer.echo(measured.model_dump_json(indent=2))

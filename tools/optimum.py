@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -26,6 +26,7 @@ from conformance.harness.arms.optimum import OptimumError, optimum
 from conformance.harness.arms.profile import ProfileError, read_profiles
 from conformance.harness.report.document import print_rederivations
 from conformance.harness.report.optimum import lines, terminal_table, write_forms
+from tools.command import refuse
 
 
 def main(
@@ -40,27 +41,22 @@ def main(
         print_rederivations(rederive(load_document()))
         return
     if evict is None or no_evict is None:
-        _refuse("name two files of step profiles, EVICT.jsonl and NOEVICT.jsonl, or --document")
+        refuse("name two files of step profiles, EVICT.jsonl and NOEVICT.jsonl, or --document")
     if power is not None and not 0 < power < math.inf:
-        _refuse(f"--power {power:g}: give watts, more than 0")
+        refuse(f"--power {power:g}: give watts, more than 0")
     try:
         ours, theirs = read_profiles(evict), read_profiles(no_evict)
         found = optimum(ours, theirs, power)
         write_forms(out, found, ours, theirs)
     except (ProfileError, OptimumError) as error:
-        _refuse(str(error))
+        refuse(str(error))
     except OSError as error:
-        _refuse(f"--out {error.filename}: {error.strerror}; name a folder that can be written")
+        refuse(f"--out {error.filename}: {error.strerror}; name a folder that can be written")
     console = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     console.print(terminal_table(found))
     for line in lines(found):
         console.print(line)
     console.print(f"results in {out}")
-
-
-def _refuse(problem: str) -> NoReturn:
-    typer.echo(problem, err=True)
-    raise typer.Exit(2)
 
 
 if __name__ == "__main__":

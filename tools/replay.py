@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from conformance.harness.report.results import Check
 from conformance.harness.report.store import ReportError, read_results
+from tools.command import refuse
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,22 +43,17 @@ def main(
     try:
         checks = read_results(results).checks
     except ReportError as error:
-        _refuse(str(error))
+        refuse(str(error))
     named = [check for check in checks if check.id == id and model in (None, check.model)]
     failed = [check for check in named if check.replay]
     if not named:
-        _refuse(
+        refuse(
             f"{results}: has no check {id}{f' on {model}' if model else ''}; it has {', '.join(sorted({c.id for c in checks}))}"
         )
     if not failed:
-        _refuse(f"{results}: {id} left nothing to replay ({', '.join(f'{c.verdict} on {c.model}' for c in named)})")
+        refuse(f"{results}: {id} left nothing to replay ({', '.join(f'{c.verdict} on {c.model}' for c in named)})")
     codes = [replay(check) for check in failed]
     raise typer.Exit(1 if any(codes) else 0)
-
-
-def _refuse(problem: str) -> NoReturn:
-    typer.echo(problem, err=True)
-    raise typer.Exit(2)
 
 
 if __name__ == "__main__":

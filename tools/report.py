@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -24,6 +24,7 @@ from conformance.harness.report.gate_forms import write_comparison
 from conformance.harness.report.merge import merge as joined
 from conformance.harness.report.merge import merge_comparisons
 from conformance.harness.report.store import ReportError, read_results, write_results
+from tools.command import refuse
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
 ResultsPaths = Annotated[list[Path], typer.Argument(metavar="RESULTS", help="Report folders or results files.")]
@@ -36,7 +37,7 @@ def render(
 ) -> None:
     """Write report.html, summary.md and junit.xml beside each RESULTS."""
     if out and len(results) > 1:
-        _refuse(f"--out {out}: takes the report of one RESULTS, not of {len(results)}; merge them, or name one")
+        refuse(f"--out {out}: takes the report of one RESULTS, not of {len(results)}; merge them, or name one")
     try:
         for path in results:
             folder = out or (path if path.is_dir() else path.parent)
@@ -45,7 +46,7 @@ def render(
             write_report(found, folder)
             _say(found.summary.line, folder)
     except ReportError as error:
-        _refuse(str(error))
+        refuse(str(error))
 
 
 @app.command()
@@ -66,7 +67,7 @@ def merge(
         write_results(whole, out)
         write_report(whole, out)
     except ReportError as error:
-        _refuse(str(error))
+        refuse(str(error))
     _say(whole.summary.line, out)
 
 
@@ -76,7 +77,7 @@ def _merge_gates(folders: list[Path], out: Path) -> None:
         _make(out)
         write_comparison(whole, out)
     except ReportError as error:
-        _refuse(str(error))
+        refuse(str(error))
     typer.echo(whole.answer.line)
     typer.echo(f"  {out}")
     raise typer.Exit(whole.answer.exit_code)
@@ -86,18 +87,13 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        _refuse(f"--out {folder}: {error.strerror}; name a folder that can be written")
+        refuse(f"--out {folder}: {error.strerror}; name a folder that can be written")
 
 
 def _say(verdict: str, folder: Path) -> None:
     typer.echo(verdict)
     for name in FORMS:
         typer.echo(f"  {folder / name}")
-
-
-def _refuse(problem: str) -> NoReturn:
-    typer.echo(problem, err=True)
-    raise typer.Exit(2)
 
 
 def main(arguments: list[str]) -> None:
