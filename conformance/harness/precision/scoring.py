@@ -84,12 +84,12 @@ class Scorer:
             if emulated:
                 decode = self.tailed(context, self.census, choice).decode
             for start in range(0, len(tokens) - 1, self.ubatch):
-                step = tokens[start : min(start + self.ubatch, len(tokens) - 1)]
-                unscored = max(first - start, 0)
-                if unscored >= len(step):
+                step = tokens[start : start + self.ubatch]  # with the last token: kernels take rows by fours
+                if start + len(step) <= first:
                     decode(step, outputs="none")
                 else:
-                    yield decode(step, outputs="all")[unscored:]
+                    scored = slice(max(first - start, 0), len(tokens) - 1 - start)
+                    yield decode(step, outputs="all")[scored]
 
     def exact(self, tokens: Tokens) -> Logits:
         """The exact cache's logits of the scored positions, float32 [scored, n_vocab]."""
