@@ -1,3 +1,4 @@
+import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -98,29 +99,81 @@ def test_a_case_counts_the_tokens_of_every_prompt_of_its_transcript() -> None:
     assert Loop(transcript=task(5, 7), window=1).n_tokens == (10 + 8 + 5) + (10 + 8 + 5 + 8 + 7)
 
 
+NO_TEXT = "neither a string nor a drawn text; write a string, or {seed: 7, tokens: 30}"
+EMPTY = "preamble: the preamble is empty; write the system prompt there, or {seed: 0, tokens: 1} or more"
+PATCHES = "write a number of merged patches, 1 or more"
+
+
 @pytest.mark.parametrize(
-    ("text", "line", "says"),
+    ("text", "problems"),
     [
-        ("steps: [{action: a}]", 1, "preamble: is missing"),
-        ("preamble: ''\nsteps: [{action: a}]", 1, "the preamble is empty; write the system prompt there"),
-        ("preamble: {seed: 1, tokens: 0}\nsteps: [{action: a}]", 1, "the preamble is empty"),
-        ("preamble: p\nsteps: []", 2, "steps: found a list; write a list of steps"),
-        ("preamble: p\nsteps:\n- screenshot: {width: 0, height: 3}\n  action: a", 3, "width: found 0; write a number"),
-        ("preamble: p\nsteps:\n- {action: {seed: 1}}", 3, "neither a string nor a drawn text; write a string"),
-        ("preamble: p\nsteps:\n- {acton: a}", 3, "acton: unknown key; did you mean 'action'?"),
-        ("preamble: p\nsteps:\n- {tool: a}", 3, "action: is missing"),
-        ("preamble: [", 2, "not YAML"),
+        ("steps: [{action: a}]", ["1: preamble: is missing; add it"]),
+        (
+            "steps: [{action: a}]\npreambel: p",
+            ["1: preamble: is missing; add it", "2: preambel: unknown key; did you mean 'preamble'?"],
+        ),
+        ("steps: [{action: a}]\npreamble: ''", [f"2: {EMPTY}"]),
+        ("steps: [{action: a}]\npreamble: {seed: 1, tokens: 0}", [f"2: {EMPTY}"]),
+        ("steps: [{action: a}]\npreamble: 5", [f"2: preamble: {NO_TEXT}"]),
+        ("preamble: p\nturn:\nsteps: [{action: a}]", [f"2: turn: {NO_TEXT}"]),
+        ("preamble: p\nsteps: []", ["2: steps: found a list; write a list of steps, one at least"]),
+        ("preamble: p\nsteps:\n  action: a", ["2: steps: found a mapping; write a list of steps, one at least"]),
+        ("preamble: p\nsteps:\n- action: a\n- b", ["4: steps[1]: found 'b'; write a mapping"]),
+        (
+            "preamble: p\nsteps:\n- action: a\n  screenshot:\n    height: 3\n    width: 0",
+            [f"6: steps[0].screenshot.width: found 0; {PATCHES}"],
+        ),
+        (
+            "preamble: p\nsteps:\n- action: a\n  screenshot: {width: true,\n    height: '3'}",
+            [
+                f"4: steps[0].screenshot.width: found true; {PATCHES}",
+                f"5: steps[0].screenshot.height: found '3'; {PATCHES}",
+            ],
+        ),
+        (
+            "preamble: p\nsteps:\n- action: a\n  screenshot:\n    width: 3\n    hight: 3",
+            [
+                f"4: steps[0].screenshot.height: is missing; {PATCHES}",
+                "6: steps[0].screenshot.hight: unknown key; did you mean 'height'?",
+            ],
+        ),
+        ("preamble: p\nsteps:\n- {action: {seed: 1}}", [f"3: steps[0].action: {NO_TEXT}"]),
+        (
+            "preamble: p\nsteps:\n- tool:\n    seed: 1\n    tokens: -1\n  action: a\n- action: 3",
+            [
+                "5: steps[0].tool.tokens: found -1; write a number of tokens, 0 or more",
+                f"7: steps[1].action: {NO_TEXT}",
+            ],
+        ),
+        (
+            "preamble: p\nsteps:\n- acton: a",
+            ["3: steps[0].action: is missing; add it", "3: steps[0].acton: unknown key; did you mean 'action'?"],
+        ),
+        ("preamble: p\nsteps:\n- {tool: a}", ["3: steps[0].action: is missing; add it"]),
+        (
+            'steps: [{action: a}]\npreamble: "\\ud800"',
+            ["2: preamble: holds half of a pair of surrogates, which is no character; write the whole one"],
+        ),
+        (
+            "preamble: [",
+            ["2: not YAML, expected the node content, but found '<stream end>'; correct this line or the one before"],
+        ),
     ],
 )
-def test_a_mistake_in_a_transcript_is_named_by_file_line_and_key(
-    text: str, line: int, says: str, tmp_path: Path
+def test_a_mistake_in_a_transcript_is_named_by_file_line_and_key_and_nothing_else_is(
+    text: str, problems: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "t.yaml"
     path.write_text(text + "\n", encoding="utf-8")
     with pytest.raises(SpecError) as caught:
         read_transcript(path)
-    assert all("\n" not in problem for problem in caught.value.problems)
-    assert any(f"t.yaml:{line}:" in problem and says in problem for problem in caught.value.problems), caught.value
+    assert list(caught.value.problems) == [f"{path}:{problem}" for problem in problems]
+
+
+def test_a_transcript_in_ascii_json_keeps_its_characters(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"preamble": "\U0001f600", "steps": [{"action": "a"}]}), encoding="ascii")
+    assert read_transcript(path).preamble == Text(string="\U0001f600")
 
 
 def test_a_transcript_that_fails_shrinks_to_one_that_can_be_read() -> None:

@@ -6,10 +6,11 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, model_serializer, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_serializer, model_validator
 
 from conformance.harness.contract.entry import Entry, wrong
 
+_TEXT = "write a string, or {seed: 7, tokens: 30}"
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
@@ -43,13 +44,15 @@ class Text(_Part):
     @model_validator(mode="before")
     @classmethod
     def _plain(cls, given: Any) -> Any:
+        if not isinstance(given, (str, dict, Text)):
+            raise wrong("neither a string nor a drawn text", _TEXT)
         return {"string": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Text:
         drawn = (self.seed is not None, self.tokens is not None)
         if drawn != ((self.string is None),) * 2:
-            raise wrong("neither a string nor a drawn text", "write a string, or {seed: 7, tokens: 30}")
+            raise wrong("neither a string nor a drawn text", _TEXT)
         return self
 
     @model_serializer
@@ -87,6 +90,12 @@ class Step(_Part):
     tool: Text | None = None
 
 
+def _some(text: Text) -> Text:
+    if text.string == "" or text.tokens == 0:
+        raise wrong("the preamble is empty", "write the system prompt there, or {seed: 0, tokens: 1} or more")
+    return text
+
+
 class Transcript(_Part):
     """A whole task, and the fixed texts that a layout puts around its parts (each empty unless it is given).
 
@@ -100,18 +109,12 @@ class Transcript(_Part):
 
     """
 
-    preamble: Text
+    preamble: Annotated[Text, AfterValidator(_some)]
     steps: Annotated[tuple[Step, ...], Field(min_length=1, description="a list of steps, one at least")]
     turn: Text = Text(string="")
     closing: Text = Text(string="")
     evicted: Text = Text(string="[screenshot evicted]")
     slot_heading: Text = Text(string="")
-
-    @model_validator(mode="after")
-    def _has_a_preamble(self) -> Transcript:
-        if self.preamble.string == "" or self.preamble.tokens == 0:
-            raise wrong("the preamble is empty", "write the system prompt there, or {seed: 0, tokens: 1} or more")
-        return self
 
     def first(self, steps: int) -> Transcript:
         """The same task, ended after so many steps."""
