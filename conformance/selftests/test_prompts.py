@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from conformance.harness.arms.counts import ARMS, ArmName, StepCounts, counts, crossover, require_room
+from conformance.harness.arms.counts import ARMS, ArmName, StepCounts, counts, crossover, require_parts, require_room
 from conformance.harness.arms.document import load_document, trace_transcript
 from conformance.harness.bench import Case, Setup
 from conformance.harness.contract.load import SpecError
@@ -101,7 +101,7 @@ def test_a_case_counts_the_tokens_of_every_prompt_of_its_transcript() -> None:
 
 NO_TEXT = "neither a string nor a drawn text; write a string, or {seed: 7, tokens: 30}"
 EMPTY = "preamble: the preamble is empty; write the system prompt there, or {seed: 0, tokens: 1} or more"
-PATCHES = "write a number of merged patches, 1 or more"
+PATCHES = "write a number of merged patches, 1 to 2147483647"
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,15 @@ PATCHES = "write a number of merged patches, 1 or more"
                 "6: steps[0].screenshot.hight: unknown key; did you mean 'height'?",
             ],
         ),
+        (
+            "preamble: p\nsteps:\n- {action: {seed: 1, tokens: 2147483648}}",
+            ["3: steps[0].action.tokens: found 2147483648; write a number of tokens, 0 to 2147483647"],
+        ),
         ("preamble: p\nsteps:\n- {action: {seed: 1}}", [f"3: steps[0].action: {NO_TEXT}"]),
         (
             "preamble: p\nsteps:\n- tool:\n    seed: 1\n    tokens: -1\n  action: a\n- action: 3",
             [
-                "5: steps[0].tool.tokens: found -1; write a number of tokens, 0 or more",
+                "5: steps[0].tool.tokens: found -1; write a number of tokens, 0 to 2147483647",
                 f"7: steps[1].action: {NO_TEXT}",
             ],
         ),
@@ -382,6 +386,22 @@ def test_what_does_not_fit_is_refused_with_its_step(cells: int, positions: int, 
         require_room(found, "append_only", transcript, cells, positions)
 
     _refuses(fit, says)
+
+
+@pytest.mark.parametrize(
+    ("transcript", "says"),
+    [
+        (task(3, 3), "step 1: the image takes 6 tokens, more than the context of 5; use a smaller screenshot"),
+        (task(3, 2**31 - 1, images=False), "the text preamble takes 10 tokens, more than the context of 5"),
+        (task(3, images=False).model_copy(update={"preamble": Text.drawn(0, 5)}), None),
+        (
+            task(3, 2**31 - 1, images=False).model_copy(update={"preamble": Text.drawn(0, 5)}),
+            "step 2: the action takes 2147483647 tokens, more than the context of 5; use a shorter one",
+        ),
+    ],
+)
+def test_a_part_that_no_context_holds_is_refused_before_it_is_read(transcript: Transcript, says: str | None) -> None:
+    _refuses(lambda: require_parts(transcript, 5), says)
 
 
 def _refuses(fit: Callable[[], None], says: str | None) -> None:

@@ -10,6 +10,10 @@ from pydantic import AfterValidator, ConfigDict, Field, model_serializer, model_
 
 from conformance.harness.contract.entry import Entry, wrong
 
+FIXED_TEXTS = ("preamble", "turn", "closing", "evicted", "slot_heading")
+"""Fields of a transcript that hold a text which no one step brought."""
+
+_MOST = 2**31 - 1  # what the build's own counts of tokens hold
 _TEXT = "write a string, or {seed: 7, tokens: 30}"
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
@@ -34,7 +38,7 @@ class Text(_Part):
 
     string: str | None = None
     seed: Annotated[int | None, Field(ge=0, description="a whole number from 0 up")] = None
-    tokens: Annotated[int | None, Field(ge=0, description="a number of tokens, 0 or more")] = None
+    tokens: Annotated[int | None, Field(ge=0, le=_MOST, description=f"a number of tokens, 0 to {_MOST}")] = None
 
     @classmethod
     def drawn(cls, seed: int, tokens: int) -> Text:
@@ -66,8 +70,8 @@ class Screenshot(_Part):
     One token for each patch. Positions advance by the longer side (M-RoPE), whatever the number of tokens.
     """
 
-    width: Annotated[int, Field(ge=1, description="a number of merged patches, 1 or more")]
-    height: Annotated[int, Field(ge=1, description="a number of merged patches, 1 or more")]
+    width: Annotated[int, Field(ge=1, le=_MOST, description=f"a number of merged patches, 1 to {_MOST}")]
+    height: Annotated[int, Field(ge=1, le=_MOST, description=f"a number of merged patches, 1 to {_MOST}")]
     seed: Annotated[int, Field(ge=0, description="a whole number from 0 up")] = 0
     path: str | None = None
 
