@@ -16,7 +16,9 @@ MOST_TOKENS = 2**31 - 1
 MOST_THREADS = 512
 """GGML_MAX_N_THREADS of ggml.h; a build that is asked for many more ends its process."""
 
-_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])  # of click, which typer has under another name from version to version
+_UsageError = cast(
+    "type[typer.BadParameter]", typer.BadParameter.__mro__[1]
+)  # of click, which typer has under another name from version to version
 
 
 def run(tool: Callable[..., None]) -> NoReturn:
