@@ -12,7 +12,10 @@ from conformance.harness.arms.counts import ARMS, ArmName, StepCounts, counts, c
 from conformance.harness.arms.document import load_document, trace_transcript
 from conformance.harness.bench import Case, Setup
 from conformance.harness.contract.load import SpecError
-from conformance.harness.exam.examination import replay_command
+from conformance.harness.contract.schema import TranscriptBounds
+from conformance.harness.exam.check import every_check
+from conformance.harness.exam.drawing import drawn_ahead
+from conformance.harness.exam.examination import contract, replay_command
 from conformance.harness.prompts.files import read_transcript, write_transcript
 from conformance.harness.prompts.layouts import (
     VISION_END,
@@ -28,6 +31,7 @@ from conformance.harness.prompts.layouts import (
     evict,
     terminal_slot,
 )
+from conformance.harness.prompts.scaling import decoded_at_most, ended_within
 from conformance.harness.prompts.strategies import transcripts
 from conformance.harness.prompts.transcript import Screenshot, Step, Text, Transcript
 
@@ -189,6 +193,82 @@ def test_a_transcript_that_fails_shrinks_to_one_that_can_be_read() -> None:
     shrunk = find(some, fails, settings=settings(database=None, derandomize=True, max_examples=200, deadline=None))
     assert len(shrunk.steps) == 3
     assert 40 < counts("terminal_slot", shrunk, 2, BYTES)[-1].prompt_tokens <= 50
+    assert len(str(shrunk.model_dump())) < 600
+
+
+DECODED = [
+    (invariant.id, name)
+    for invariant in contract()
+    for name, space in invariant.search.items()
+    if space.transcript and not space.transcript.only_counted
+]
+
+
+def test_what_is_only_counted_is_checked_without_an_engine_and_all_else_is_bounded() -> None:
+    engine = {
+        check.id for check in every_check().values() if check.reference.startswith("conformance.test_agent_arms:")
+    }
+    transcripts_of = {
+        invariant.id: space.transcript
+        for invariant in contract()
+        for space in invariant.search.values()
+        if space.transcript
+    }
+    assert {id for id, bounds in transcripts_of.items() if not bounds.only_counted} == engine & set(transcripts_of)
+    assert {id for id, _ in DECODED} > {"AA-01/engine", "AA-06", "AA-07", "AA-08/engine", "AA-10", "AA-14/engine"}
+
+
+@pytest.mark.parametrize(("id", "name"), DECODED)
+def test_no_drawn_transcript_has_a_check_decode_more_than_its_profile_says(id: str, name: str) -> None:
+    for profile in contract().profiles.values():
+        most = profile.decoded_tokens.most
+        invariant = contract()[id].decoding_at_most(most)
+        bounds = invariant.search[name].transcript
+        assert bounds is not None
+        assert bounds.decoded_tokens[1] <= most
+        for case in drawn_ahead(every_check()[id], invariant, 15, 0):
+            assert decoded_at_most(getattr(case, name)) <= most
+
+
+def test_standard_decodes_at_most_4000_tokens_for_a_transcript() -> None:
+    assert contract().profile("standard").decoded_tokens.most == 4000
+
+
+@quick
+@given(transcript=SMALL, window=st.integers(1, 8))
+def test_no_two_arms_nor_an_arm_and_a_prefill_from_scratch_decode_more_than_is_foreseen(
+    transcript: Transcript, window: int
+) -> None:
+    from_scratch, by_arm = [], []
+    for arm in ARMS:
+        steps = counts(arm, transcript, window, BYTES)
+        from_scratch.append(sum(step.prompt_tokens for step in steps))
+        by_arm.append(sum(step.prefilled_tokens + step.decoded_tokens for step in steps))
+    foreseen = decoded_at_most(transcript)
+    assert max(by_arm) * 2 <= foreseen
+    assert max(map(sum, zip(from_scratch, by_arm, strict=True))) <= foreseen
+
+
+@quick
+@given(transcript=SMALL, most=st.integers(1, 900))
+def test_a_task_that_decodes_too_much_is_ended_and_no_sooner_than_it_must(transcript: Transcript, most: int) -> None:
+    kept = ended_within(transcript, most)
+    n = len(kept.steps)
+    assert kept == transcript.first(n)
+    assert n == 1 or decoded_at_most(kept) <= most
+    assert n == len(transcript.steps) or decoded_at_most(transcript.first(n + 1)) > most
+
+
+def test_a_bounded_transcript_that_fails_shrinks_to_one_that_can_be_read() -> None:
+    bounds = TranscriptBounds(preamble_tokens=(1, 60), steps=(1, 9), text_tokens=(0, 12)).decoding_at_most(4000)
+
+    def fails(transcript: Transcript) -> bool:
+        return sum(step.screenshot is not None for step in transcript.steps) > 2
+
+    shrunk = find(
+        bounds.strategy(), fails, settings=settings(database=None, derandomize=True, max_examples=300, deadline=None)
+    )
+    assert len(shrunk.steps) == 3
     assert len(str(shrunk.model_dump())) < 600
 
 
