@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from conformance.harness.arms.counts import LABELS
+from conformance.harness.report.arms import harness_share
 from conformance.harness.report.results import Check
 from conformance.harness.report.store import ResultsWriter
 from tools import install
+from tools.benchmark import Around
 
 from .conftest import ROOT
 
@@ -207,6 +212,31 @@ def test_the_benchmark_prints_each_figure_beside_what_it_must_reach() -> None:
     assert done.returncode == 0, done.stderr
     assert "positions/s  >= 1000" in done.stdout
     assert "load" in done.stdout.splitlines()[-1]
+
+
+def test_the_benchmark_prints_the_harness_around_every_arm_beside_its_limit() -> None:
+    done = tool("benchmark", "arms", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    for label in LABELS.values():
+        [line] = re.findall(rf"^ harness around {re.escape(label)}, 8 steps at 0\.05 .*$", done.stdout, re.MULTILINE)
+        assert re.search(r"\d+\.\d% of \d+\.\d\d s wall +<= 5 %", line), line
+
+
+def test_what_is_not_spent_inside_is_the_harness() -> None:
+    wall, inside = [0.0], [0.0]
+    around = Around(lambda: inside[0], lambda: wall[0])
+
+    def step(seconds: float, in_library: float) -> None:
+        wall[0] += seconds
+        inside[0] += in_library
+
+    around.call(lambda: step(3.0, 2.875))
+    step(100.0, 100.0)  # another arm's turn
+    around.call(lambda: step(1.0, 0.925))
+    assert (around.wall, around.inside) == pytest.approx((4.0, 3.8))
+    assert around.share == pytest.approx(0.05)
+    assert harness_share(4.0, 4.0) == 0
+    assert math.isnan(harness_share(0.0, 0.0))
 
 
 @pytest.mark.parametrize(

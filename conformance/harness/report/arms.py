@@ -83,6 +83,11 @@ def mean_depth(steps: Sequence[StepProfile]) -> float:
     return depths / prefilled if prefilled else 0.0
 
 
+def harness_share(wall: float, inside: float) -> float:
+    """The share of a wall time, in seconds, that was not spent inside the engine; NaN where no time passed."""
+    return (wall - inside) / wall if wall else math.nan
+
+
 def row(arm: ArmName, steps: Sequence[StepProfile]) -> list[str]:
     """An arm's line under `HEADINGS`."""
     prefilled = _prefilled(steps)
@@ -101,7 +106,7 @@ def row(arm: ArmName, steps: Sequence[StepProfile]) -> list[str]:
         f"{decoded / decode:.1f}" if decode else "",
         f"{steps[-1].live_cells:,}",
         f"{steps[-1].state_bytes / _MIB:.2f}",
-        f"{1 - (prefill + decode) / wall:.1%}" if wall else "",
+        f"{harness_share(wall, prefill + decode):.1%}" if wall else "",
     ]
 
 
@@ -146,7 +151,8 @@ def _verdict(profiles: Profiles) -> str:
     pairs = {LABELS[arm]: _paired(steps, slot) for arm, steps in profiles.items() if arm in _BOUNDED}
     if not pairs:
         return "No other bounded arm was run to compare it with"
-    name, gain = smallest({arm: ratio_of_sums(*zip(*each, strict=True)) for arm, each in pairs.items()})
+    times = {arm: ratio_of_sums([a for a, _ in each], [b for _, b in each]) for arm, each in pairs.items()}
+    name, gain = smallest(times)
     n = len(pairs[name])
     said = f"With decoding, {name} takes {gain.value:.2f} times its time"
     if not math.isfinite(gain.high):
