@@ -90,17 +90,28 @@ def test_an_engine_that_keeps_nothing_passes_nothing(tmp_path: Path) -> None:
 
 def test_times_are_taken_after_all_else_and_decide_only_when_asked(tmp_path: Path) -> None:
     slow = ("--inject-fault", "slower-with-depth")
-    done = run(tmp_path / "report", *slow, "-n", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
+    timing = ("--profile", "standard", "-k", "AR-01 or AR-02 or DC-02 or DC-03")
+    done = run(tmp_path / "report", *slow, *timing, "-n", "2")
+    assert "1 informative not passing (DC-03/recurrent fails on mamba2-mini)" in done.stdout
     checks = {check["id"]: check for check in content(tmp_path / "report")["checks"]}
+    assert {id for id, check in checks.items() if check["verdict"] == "PASS" and check["required"]} == {
+        "AR-01",
+        "AR-02",
+    }
     assert checks["DC-03/recurrent"]["verdict"] == "FAIL"
     assert not checks["DC-03/recurrent"]["required"]
     drawn = [json.loads(line)["id"] for line in (tmp_path / "report" / "cases.jsonl").read_text().splitlines()]
     timed = {each.id for each in contract() if each.alone}
     assert {id for id in drawn if id in timed} == set(drawn[-2:]) == {"DC-02", "DC-03/recurrent"}
-    done = run(tmp_path / "strict", *slow, "--strict-timing", "-k", "DC-03")
+    done = run(tmp_path / "strict", *slow, "--strict-timing", "-k", "DC-03")  # smoke, which times nothing unasked
     assert done.returncode == 1
     assert "DC-03/recurrent fails on mamba2-mini" in done.stdout
+    quick = run(tmp_path / "quick", *slow, "-k", "AR-02 or DC-03")
+    assert "informative not passing" not in quick.stdout
+    said = {pair["id"]: pair["reason"] for pair in content(tmp_path / "quick")["not_applicable"]}
+    assert said["DC-03/recurrent"].startswith(
+        "DC-03/recurrent measures times, for which smoke has none; run the profile st"
+    )
 
 
 @pytest.mark.parametrize("id", ["DC-02", "DC-03/recurrent"])

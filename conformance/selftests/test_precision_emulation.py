@@ -148,4 +148,5 @@ def test_an_arm_is_scored_over_the_second_half_of_the_text(dense: tuple[Model, M
     logits = np.concatenate(list(scorer.steps(arm, TEXT)))
     assert len(exact) == len(TEXT) - 1 - len(TEXT) // 2
     assert np.array_equal(scores.kld, score(exact, logits, TEXT[first_scored(len(TEXT)) + 1 :]).kld)
+    assert np.array_equal(scores.kld, scorer.scores(arm, TEXT).kld)
     assert np.median(scores.kld) > 0

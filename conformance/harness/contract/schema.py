@@ -174,6 +174,7 @@ class Profile(Entry):
     ``shrink_seconds`` bounds the search for a smaller failing case, ``example_timeout_seconds`` a single drawn case and
     ``check_timeout_seconds`` one invariant on one model with all its cases. ``architectures`` names the profile whose
     number of cases a model gets that was made for its architecture; where it is named, the run sweeps all architectures.
+    ``timed`` says whether invariants that are measured ``alone`` and only inform are looked at.
     """
 
     purpose: Line
@@ -182,6 +183,7 @@ class Profile(Entry):
     check_timeout_seconds: Seconds
     decoded_tokens: DecodedTokens
     architectures: Line | None = None
+    timed: bool = True
 
 
 class Profiles(Entry):

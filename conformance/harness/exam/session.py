@@ -20,6 +20,7 @@ from conformance.harness.contract.census import GGUFError, census_of_gguf
 from conformance.harness.contract.known import BuildName, Known, match
 from conformance.harness.contract.load import Contract
 from conformance.harness.contract.needs import Subject, applies, kinds_of, undecided
+from conformance.harness.contract.schema import Invariant
 from conformance.harness.engine import BuildError, DecodeError, EngineError, ModelError, StateError
 from conformance.harness.engine.child import Child, ChildDeath
 from conformance.harness.faults import FAULTS
@@ -191,7 +192,7 @@ class Session:
         for invariant in contract:
             for look in self.looks:
                 name = look.subject.name
-                if why := applies(invariant, look.subject):
+                if why := _untouched(self.options.profile, contract, invariant, look.subject):
                     others.append(NotApplicable(id=invariant.id, model=name, reason=why))
                     continue
                 if not self.options.takes(invariant.id, name):
@@ -315,6 +316,14 @@ def _absent(profile: str) -> dict[str, str]:
     }
 
 
+def _untouched(profile: str, contract: Contract, invariant: Invariant, subject: Subject) -> str | None:
+    """Why a profile does not look at a pair, None where it does."""
+    if invariant.alone and not invariant.required and not contract.profiles[profile].timed:
+        looking = " or ".join(name for name, each in contract.profiles.items() if each.timed)
+        return f"{invariant.id} measures times, for which {profile} has none; run the profile {looking}, or --strict-timing"
+    return applies(invariant, subject)
+
+
 def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> dict[tuple[str, str], Sizing | None]:
     own = options.profile
     swept = contract.profiles[own].architectures or own
@@ -333,7 +342,7 @@ def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> 
             for look in looks
             if look.acquaintance
             and options.takes(invariant.id, look.subject.name)
-            and not applies(invariant, look.subject)
+            and not _untouched(own, contract, invariant, look.subject)
             and not undecided(invariant, look.subject)
         ]
         fitting = fit([(each, known, examples) for each, known, _, examples in pairs], seconds * n_workers)

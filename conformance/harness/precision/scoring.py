@@ -6,7 +6,8 @@ the second half of the context are scored on the token that follows, as llama-pe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +67,7 @@ class Scorer:
     context: Callable[[Model, ContextSettings], Context] = Context
     tailed: Callable[[Context, ModelCensus, CacheChoice], TailedSequence] = TailedSequence
 
-    def steps(self, arm: Arm, tokens: Tokens, *, borrowed: bool = False) -> Iterator[Logits]:
+    def steps(self, arm: Arm, tokens: Tokens, *, borrowed: bool = False) -> Generator[Logits, None, None]:
         """Logits of the scored positions, step by step: float32 [n, n_vocab] from the middle to the last but one.
 
         What is `borrowed` holds until the next step only.
@@ -83,31 +84,33 @@ class Scorer:
             if emulated:
                 decode = self.tailed(context, self.census, choice).decode
             for start in range(0, len(tokens) - 1, self.ubatch):
-                step = tokens[start : min(start + self.ubatch, len(tokens) - 1)]
-                unscored = max(first - start, 0)
-                if unscored >= len(step):
+                step = tokens[start : start + self.ubatch]  # with the last token: kernels take rows by fours
+                if start + len(step) <= first:
                     decode(step, outputs="none")
                 else:
-                    yield decode(step, outputs="all")[unscored:]
+                    scored = slice(max(first - start, 0), len(tokens) - 1 - start)
+                    yield decode(step, outputs="all")[scored]
 
     def exact(self, tokens: Tokens) -> Logits:
         """The exact cache's logits of the scored positions, float32 [scored, n_vocab]."""
         steps = list(self.steps(Arm(CacheChoice.of(EXACT)), tokens))
         return steps[0] if len(steps) == 1 else np.concatenate(steps)
 
-    def scores(self, arm: Arm, tokens: Tokens, base: Logits | Records) -> Scores:
-        """Score an arm over tokens int32 [n] against `base`, which holds every scored position.
+    def scores(self, arm: Arm, tokens: Tokens, base: Logits | Records | None = None) -> Scores:
+        """Score an arm over tokens int32 [n] against the exact cache.
 
-        `base` are the exact cache's logits float32 [scored, n_vocab], or records of a KLD base file.
+        `base` holds the exact cache's logits of every scored position, float32 [scored, n_vocab], or records of a KLD base
+        file. Without it the exact cache decodes beside the arm, step by step, and its logits are copied nowhere.
         """
         following = tokens[first_scored(len(tokens)) + 1 :]
+        judge: Callable[..., Scores] = score if base is None or base.dtype != np.uint16 else score_records
         found: list[Scores] = []
         done = 0
-        for logits in self.steps(arm, tokens, borrowed=True):
-            span = slice(done, done + len(logits))
-            judge: Callable[..., Scores] = score_records if base.dtype == np.uint16 else score
-            found.append(judge(base[span], logits, following[span]))
-            done += len(logits)
+        with closing(self.steps(Arm(CacheChoice.of(EXACT)), tokens, borrowed=True)) as exact:  # begins when first asked
+            for logits in self.steps(arm, tokens, borrowed=True):
+                span = slice(done, done + len(logits))
+                found.append(judge(base[span] if base is not None else next(exact), logits, following[span]))
+                done += len(logits)
         return Scores(*(np.concatenate([getattr(part, name) for part in found]) for name in ("kld", "dp", "same_top")))
 
 
