@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from conformance.harness.arms.counts import ARMS, ArmName, StepCounts
 from conformance.harness.arms.document import load_document
-from conformance.harness.arms.optimum import DISCLAIMER, LENGTHS, MOST_STEPS, Optimum, TaskOptimum
+from conformance.harness.arms.optimum import DISCLAIMER, Optimum, TaskOptimum, most_steps
 from conformance.harness.arms.profile import Label, Profiles, RunSettings, StepProfile
 from conformance.harness.bench import Bench, Case
 from conformance.harness.exam import verifies
@@ -41,7 +41,7 @@ class Tasks(Case):
         rng = np.random.default_rng(self.seed)
         evict, new = [], []
         for number in range(self.tasks):
-            most = min(self.most_steps, MOST_STEPS) if number == 0 else self.most_steps
+            most = min(self.most_steps, most_steps()) if number == 0 else self.most_steps
             ours, theirs = (int(n) for n in rng.integers(1, most + 1, 2))
             for step in range(1, ours + 1):
                 prefill, decode = rng.uniform(5, 20) * (1 + step / 4), rng.uniform(1, 5)
@@ -132,7 +132,8 @@ def _of(seen: float | None, expected: float | None, what: str) -> Deviation:
     """How far a figure is off, as a share of what it should be."""
     if seen is None or expected is None:
         return of_count(int(seen is None), int(expected is None), f"{what}, 1 for unknown", "")
-    share = abs(seen - expected) / max(abs(expected), 1e-9)
+    off = abs(seen - expected)
+    share = off / abs(expected) if expected else math.inf if off else 0.0
     return Deviation(share, f"share of {what}", what if share else "", f"{expected:.12g}", f"{seen:.12g}")
 
 
@@ -160,6 +161,7 @@ def test_what_is_not_model_time_is_the_same_in_both_and_a_negative_rest_is_told(
 ) -> Deviation:
     evict, new = case.profiles(broken=case.broken_tasks)
     result: Optimum = bench.agent.optimum(evict, new)
+    beyond = float(_figure("OP-02", "negative_beyond"))
     found, negative = [], []
     for task in result.tasks:
         rest = math.fsum(
@@ -167,11 +169,8 @@ def test_what_is_not_model_time_is_the_same_in_both_and_a_negative_rest_is_told(
         )
         room = task.wall_evict + task.steps * task.prefill_evict
         for name, seen in (("evict", task.residual_evict), ("the optimum", task.residual_optimum)):
-            off = abs(seen - rest) / max(room, 1e-9)
-            found.append(
-                of_amount(off if off > 1e-12 else 0.0, f"rest of {name} on {task.task}", "share of its seconds")
-            )
-        if rest < -1e-6:
+            found.append(of_amount(abs(seen - rest) / room, f"rest of {name} on {task.task}", "share of its seconds"))
+        if rest < -beyond * task.wall_evict:
             negative.append(task.task)
     wrong = set(negative) ^ set(result.negative_residuals)
     return worst(
@@ -247,9 +246,12 @@ def test_tasks_of_more_than_20_steps_are_left_out_and_gains_are_told_by_length(b
     wrong = set(short) ^ {task.task for task in result.tasks} | (set(names) - set(short)) ^ set(result.excluded)
     found = [of_count(len(wrong), 0, f"tasks in the wrong place {sorted(wrong)}", "")]
     told = result.gains()
-    for group, (low, high) in LENGTHS.items():
+    for steps in str(_figure("OP-05", "lengths")).split(", "):
+        low, high = map(int, steps.split("-"))
         own = [gain[name] for name in short if low <= length[name] <= high]
-        found.append(_of(told.get(group), math.fsum(own) / len(own) if own else None, f"the gain of {group}"))
+        group = f"<={high} steps" if low == 1 else f"{low}-{high} steps"
+        found.append(_of(told.pop(group, None), math.fsum(own) / len(own) if own else None, f"the gain of {group}"))
+    found.append(of_count(len(told), 0, f"gains of other lengths {sorted(told)}", ""))
     walls = [math.fsum(step.wall_seconds or 0 for step in _steps(evict, name)) for name in short]
     mean = next((figure.value for figure in result.figures() if figure.name == "evict: wall"), None)
     return worst([*found, _of(mean, math.fsum(walls) / len(walls), "evict's mean wall")])

@@ -23,12 +23,12 @@ import typer
 from rich.console import Console
 
 from conformance.harness import builds
-from conformance.harness.arms.counts import ARMS, LABELS, ArmName, require_room
+from conformance.harness.arms.counts import ARMS, LABELS, ArmName, require_parts, require_room
 from conformance.harness.arms.counts import counts as counts_of
 from conformance.harness.arms.document import load_document, trace_transcript
 from conformance.harness.arms.journal import Journal
 from conformance.harness.arms.profile import ProfileError, RunSettings
-from conformance.harness.arms.reading import Embeddings, Reader, encoder_of, try_vision, vocabulary_of
+from conformance.harness.arms.reading import Embeddings, Reader, encoder_of, pixels_of, try_vision, vocabulary_of
 from conformance.harness.arms.replay import ArmParts, ProfiledRun, checkpoints_for
 from conformance.harness.arms.terminal_slot import CheckpointKind
 from conformance.harness.contract.load import SpecError
@@ -40,7 +40,7 @@ from conformance.harness.prompts.scaling import scaled
 from conformance.harness.prompts.transcript import Transcript
 from conformance.harness.report.arms import Bound, answer, terminal_table, write_forms
 from fixtures import models
-from tools.command import progress_bars, refusing
+from tools.command import MOST_THREADS, MOST_TOKENS, progress_bars, refusing, run
 
 _REFUSED = (ChildDeath, EngineError, ProfileError, PromptError, SpecError)
 _DEFAULT_ARMS = "evict,append_only,terminal_slot"
@@ -63,22 +63,22 @@ def arms(
     transcript: Annotated[Path | None, typer.Option(help="A transcript, YAML or JSON.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="The document's own trace instead.")] = False,
     which: Annotated[str, typer.Option("--arms", help=f"Any of {', '.join(ARMS)}.")] = _DEFAULT_ARMS,
-    window: Annotated[int, typer.Option(help="W, the screenshots that are shown.")] = 3,
+    window: Annotated[int, typer.Option(max=MOST_TOKENS, help="W, the screenshots that are shown.")] = 3,
     mmproj: Annotated[str | None, typer.Option(help="The model's vision tower, a GGUF or a fixture's name.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Only the first steps.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=MOST_TOKENS, help="Only the first steps.")] = None,
     scale: Annotated[
         float, typer.Option(help="Shrink drawn texts and screenshots to this share of their tokens.")
     ] = 1.0,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Cells of the context; default: what each arm needs.")
+        int | None, typer.Option(min=1, max=MOST_TOKENS, help="Cells of the context; default: what each arm needs.")
     ] = None,
     checkpoints: Annotated[str, typer.Option(help=f"auto, or one of {', '.join(get_args(CheckpointKind))}.")] = "auto",
     one_by_one: Annotated[
         bool, typer.Option("--one-by-one", help="Arm after arm, so that peak memory is each arm's own.")
     ] = False,
-    ubatch: Annotated[int, typer.Option(min=1)] = 512,
+    ubatch: Annotated[int, typer.Option(min=1, max=MOST_TOKENS)] = 512,
     flash: Annotated[str, typer.Option(help="Flash attention: auto, off, on.")] = "auto",
-    threads: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1,
+    threads: Annotated[int, typer.Option(min=1, max=MOST_THREADS)] = min(os.cpu_count() or 1, MOST_THREADS),
     build: Annotated[str, typer.Option(help=builds.BUILD_HELP)] = BUNDLED,
     out: Annotated[Path, typer.Option(help="Folder for profiles and report.")] = Path("arms"),
 ) -> None:
@@ -92,10 +92,13 @@ def arms(
         library = builds.load(build)
         loaded = stack.enter_context(Model(library, path))
         vocabulary = vocabulary_of(loaded)
+        require_parts(part, context or loaded.n_ctx_train)
         counts = {arm: counts_of(arm, part, window, vocabulary) for arm in names}
+        needed = {arm: max(step.live_cells for step in counts[arm]) for arm in names}
         for arm in names:
-            room = context or max(step.live_cells for step in counts[arm])
-            require_room(counts[arm], arm, part, room, loaded.n_ctx_train)
+            require_room(counts[arm], arm, part, context or needed[arm], loaded.n_ctx_train)
+        _require_use(context, max(*needed.values(), loaded.n_ctx_train))
+        _require_images(part, folder, has_tower=bool(tower))
         encode = None
         if tower:
             with Child() as child:  # a damaged file ends the process at its first image
@@ -131,7 +134,7 @@ def arms(
         }
         settings_of = {
             arm: ContextSettings(
-                n_ctx=context or max(step.live_cells for step in counts[arm]) + _SPARE_CELLS,
+                n_ctx=context or needed[arm] + _SPARE_CELLS,
                 n_batch=2048,
                 n_ubatch=ubatch,
                 n_threads=threads,
@@ -150,8 +153,8 @@ def arms(
                 progress.update(bars[arm], completed=done)
         profiles = {arm: journals[arm].steps[: len(part.steps)] for arm in names}
         new = tuple(step.prefilled_tokens for step in counts_of("append_only", part, window, vocabulary))
-        run = {"model": path.name, "build": library.identity().version, "steps": len(part.steps), **settings}
-        write_forms(out, profiles, counts, Bound(new), run)
+        about = {"model": path.name, "build": library.identity().version, "steps": len(part.steps), **settings}
+        write_forms(out, profiles, counts, Bound(new), about)
         console = Console(highlight=False, markup=False)
         console.print(terminal_table(profiles))
         for line in answer(profiles, counts):
@@ -176,11 +179,11 @@ def _run(
     if done >= len(transcript.steps):
         return
     with Context(model, settings) as context:
-        run = ProfiledRun(context, ArmParts().arm(arm, context, reader, transcript, window, kept), task)
+        profiled = ProfiledRun(context, ArmParts().arm(arm, context, reader, transcript, window, kept), task)
         if done:
-            run.catch_up(done)
+            profiled.catch_up(done)
         for number in range(done + 1, len(transcript.steps) + 1):
-            journal.append(run.step(number))
+            journal.append(profiled.step(number))
             yield number
 
 
@@ -203,6 +206,26 @@ def _task(transcript: Path | None, trace: bool) -> tuple[str, Path, Transcript]:
     if transcript is None:
         return "trace", Path(), trace_transcript(load_document())
     return transcript.stem, transcript.parent, read_transcript(transcript)
+
+
+def _require_images(task: Transcript, folder: Path, *, has_tower: bool) -> None:
+    """Refuse image files that cannot be read, or that nothing encodes, before the first step is run."""
+    for number, step in enumerate(task.steps, 1):
+        if step.screenshot and step.screenshot.path is not None:
+            if not has_tower:
+                raise PromptError(
+                    f"step {number}: the image file {step.screenshot.path} needs a vision tower; give it with --mmproj"
+                )
+            pixels_of(str(folder / step.screenshot.path))
+
+
+def _require_use(context: int | None, most: int) -> None:
+    """Refuse a context that nothing here could fill: beyond the machine's memory it would end the process."""
+    if context is not None and context > most:
+        raise PromptError(
+            f"--context {context}: {most} cells are the most that this task or the model's trained context fills; "
+            "give no more, or leave it out"
+        )
 
 
 def _arms(text: str) -> list[ArmName]:
@@ -237,4 +260,4 @@ def _fixture(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    typer.run(arms)
+    run(arms)

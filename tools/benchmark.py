@@ -1,10 +1,12 @@
-"""How fast the precision tools are on this machine, beside what they must reach. A benchmark, no test.
+"""How fast the precision tools and the arms' harness are on this machine, beside what they must reach. A benchmark, no test.
 
-    python -m tools.benchmark [codecs kld tail native] [--model smollm2-135m] [--perplexity PATH] [--threads N]
+    python -m tools.benchmark [codecs kld tail native arms] [--model smollm2-135m] [--perplexity PATH] [--threads N]
 
 codecs: round trips of every standard cache type. kld: scoring positions of a vocabulary of 49,152. tail: what the emulated
 tail adds to a plain run, in steps of 32 and of 1. native: both passes that score the build's own q4_0 against the exact
-cache; with the path of a llama-perplexity of the same build also its two passes over the same tokens.
+cache; with the path of a llama-perplexity of the same build also its two passes over the same tokens. arms: the share of each
+arm's wall that is not spent inside the build, over the first steps of the document's trace in small (on holo3-mini, unless
+--model says otherwise).
 
 Rates are by CPU time, so that other work on the machine counts as little as it can; wall times mean something on an idle
 machine only, and the load is printed. Exit code 0, or 2 when a model or program cannot be used.
@@ -18,7 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -31,18 +33,26 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from conformance.harness.arms.counts import ARMS, LABELS, ArmName, counts
+from conformance.harness.arms.document import load_document, trace_transcript
+from conformance.harness.arms.reading import Reader
+from conformance.harness.arms.replay import ArmParts, ProfiledRun
 from conformance.harness.contract.census import GGUFError, ModelCensus, census_of_gguf
-from conformance.harness.engine import BUNDLED, Context, EngineError, Library, Model
+from conformance.harness.engine import BUNDLED, Context, ContextSettings, EngineError, Library, Model
 from conformance.harness.measure.kld import score
 from conformance.harness.precision.codecs import CODECS
 from conformance.harness.precision.emulation import CacheChoice, TailedSequence, settings_for
 from conformance.harness.precision.scoring import Arm, Scorer
+from conformance.harness.prompts.scaling import scaled
+from conformance.harness.report.arms import harness_share
 from fixtures.corpora import corpus
 from fixtures.trained import FetchError, model_path
 
 _VALUES = 1 << 23  # float32 of a codec's round trip
 _VOCABULARY, _POSITIONS = 49_152, 512
 _CHUNKS, _CONTEXT, _UBATCH = 4, 1024, 512
+_TRAINED, _HYBRID = "smollm2-135m", "holo3-mini"
+_TRACE_SCALE, _TRACE_STEPS = 0.05, 8  # of real tasks' tokens: at full size the harness weighs less still
 
 
 class Part(StrEnum):
@@ -52,6 +62,7 @@ class Part(StrEnum):
     KLD = "kld"
     TAIL = "tail"
     NATIVE = "native"
+    ARMS = "arms"
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,12 @@ class BenchmarkError(ValueError):
 
 def benchmark(
     parts: Annotated[list[Part] | None, typer.Argument(help="What to time; everything when nothing is named.")] = None,
-    model: Annotated[str, typer.Option(help="A GGUF, or the name of a fixture or fetched model.")] = "smollm2-135m",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"A GGUF, or the name of a fixture or fetched model; default {_TRAINED}, for `arms` {_HYBRID}."
+        ),
+    ] = None,
     build: Annotated[str, typer.Option(help="'bundled', a folder, or a libllama file.")] = BUNDLED,
     perplexity: Annotated[
         Path | None, typer.Option(help="llama-perplexity of the same build, to compare with.")
@@ -93,7 +109,7 @@ def benchmark(
     threads: Annotated[int, typer.Option(min=1, help="For `native`, on both sides; the rest has one.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Of each figure, in turn; the best counts.")] = 2,
 ) -> None:
-    """Time the precision tools."""
+    """Time the precision tools and the arms' harness."""
     chosen = parts or list(Part)
     load = os.getloadavg()[0]
     table = Table("what", "figure", "must reach", box=None)
@@ -112,14 +128,14 @@ def benchmark(
 
 
 def _lines(
-    chosen: Sequence[Part], model: str, build: str, perplexity: Path | None, threads: int, repeats: int
+    chosen: Sequence[Part], model: str | None, build: str, perplexity: Path | None, threads: int, repeats: int
 ) -> Iterator[Line]:
     if Part.CODECS in chosen:
         yield from _codecs(repeats)
     if Part.KLD in chosen:
         yield _kld(repeats)
     if Part.TAIL in chosen or Part.NATIVE in chosen:
-        path = model_path(model)
+        path = model_path(model or _TRAINED)
         census = census_of_gguf(path)
         if not census.attention:
             raise BenchmarkError(f"{path}: no attention layers are known of {census.arch!r}; use another model")
@@ -132,6 +148,58 @@ def _lines(
                 yield from _tail(loaded, census, tokens, repeats)
             if Part.NATIVE in chosen:
                 yield from _native(loaded, census, tokens, text, perplexity, threads, repeats)
+    if Part.ARMS in chosen:
+        with Model(Library(build), model_path(model or _HYBRID)) as loaded:
+            yield from _arms(loaded, repeats)
+
+
+def _arms(model: Model, repeats: int) -> Iterator[Line]:
+    """The harness around each arm; in every repeat the arms take turns, step by step."""
+    document = load_document()
+    task = scaled(trace_transcript(document), _TRACE_SCALE).first(_TRACE_STEPS)
+    reader, window = Reader(model), document.trace.max_images
+    around: dict[ArmName, list[Around]] = {arm: [] for arm in ARMS}
+    for _ in range(repeats):
+        with ExitStack() as stack:
+            runs = {}
+            for arm in ARMS:
+                cells = max(step.live_cells for step in counts(arm, task, window, reader.vocabulary))
+                context = stack.enter_context(Context(model, ContextSettings(n_ctx=cells + 1)))
+                runs[arm] = ProfiledRun(context, ArmParts().arm(arm, context, reader, task, window), "benchmark")
+                around[arm].append(Around(lambda: model.library.seconds))
+            for number in range(1, _TRACE_STEPS + 1):
+                for arm, run in runs.items():
+                    around[arm][-1].call(partial(run.step, number))
+    for arm, each in around.items():
+        best = min(each, key=lambda one: one.share)
+        figure = f"{best.share:.1%} of {best.wall:.2f} s wall"
+        yield Line(f"harness around {LABELS[arm]}, {_TRACE_STEPS} steps at {_TRACE_SCALE:g}", figure, "<= 5 %")
+
+
+class Around:
+    """Wall time of calls, and how much of it another clock counted.
+
+    Args:
+        inside: seconds of the other clock so far.
+        clock: seconds of the wall so far.
+
+    """
+
+    def __init__(self, inside: Callable[[], float], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._inside, self._clock = inside, clock
+        self.wall = self.inside = 0.0
+
+    def call(self, run: Callable[[], object]) -> None:
+        """Make a call and add up what it took."""
+        wall, inside = self._clock(), self._inside()
+        run()
+        self.wall += self._clock() - wall
+        self.inside += self._inside() - inside
+
+    @property
+    def share(self) -> float:
+        """Of the wall time, what the other clock did not count."""
+        return harness_share(self.wall, self.inside)
 
 
 def _codecs(repeats: int) -> Iterator[Line]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.harness.arms.counts import ARMS, ArmName, counts
+from conformance.harness.arms.counts import ARMS, ArmName, StepCounts, counts
 from conformance.harness.arms.journal import Journal
 from conformance.harness.arms.profile import ProfileError, RunSettings, StepProfile
 from conformance.harness.arms.reading import Embeddings
@@ -300,31 +300,65 @@ def test_a_scale_that_is_no_share_is_refused(factor: float) -> None:
 # -- report
 
 
-def profiles(**seconds: float) -> dict[ArmName, list[StepProfile]]:
+def profiles(steps: int, **seconds: Sequence[float]) -> dict[ArmName, list[StepProfile]]:
+    """Steps of these seconds of prefill, over and over."""
     return {
-        arm: [profile(arm, step, 20 if arm == "evict" else 10, 5, seconds[arm]) for step in (1, 2)]
+        arm: [
+            profile(arm, step, 20 if arm == "evict" else 10, 5, seconds[arm][step % len(seconds[arm])])
+            for step in range(1, steps + 1)
+        ]
         for arm in ARMS
         if arm in seconds
     }
 
 
-@pytest.mark.parametrize(("slot", "verdict"), [(0.2, "is worth it"), (2.0, "is not worth it")])
-def test_the_answer_stands_in_two_lines(slot: float, verdict: str, tmp_path: Path) -> None:
-    found = profiles(evict=1.0, append_only=0.1, terminal_slot=slot)
-    task = Transcript(
-        preamble=Text.drawn(0, 5),
-        steps=tuple(Step(screenshot=Screenshot(width=2, height=2), action=Text.drawn(1, 2)) for _ in range(2)),
+def counted(found: dict[ArmName, list[StepProfile]]) -> dict[ArmName, tuple[StepCounts, ...]]:
+    step = Step(screenshot=Screenshot(width=2, height=2), action=Text.drawn(1, 2))
+    task = Transcript(preamble=Text.drawn(0, 5), steps=(step,) * len(found["terminal_slot"]))
+    return {arm: counts(arm, task, 1, byte_vocabulary()) for arm in found}
+
+
+def answers(found: dict[ArmName, list[StepProfile]]) -> tuple[str, str]:
+    return answer(found, counted(found))
+
+
+@pytest.mark.parametrize(
+    ("steps", "slot", "verdict"),
+    [
+        (8, [0.2], "(2.14 to 2.14 with 95% confidence, computed from 8 measured steps): a terminal slot is worth it."),
+        (
+            8,
+            [2.0],
+            "(0.60 to 0.60 with 95% confidence, computed from 8 measured steps): a terminal slot is not worth it.",
+        ),
+        (8, [0.1, 2.0, 0.4, 1.2], "computed from 8 measured steps): UNKNOWN whether a terminal slot is worth it."),
+        (5, [0.2], ": UNKNOWN whether a terminal slot is worth it, since 5 steps are too few for an interval."),
+    ],
+)
+def test_the_answer_stands_in_two_lines_and_says_when_it_cannot_tell(
+    steps: int, slot: list[float], verdict: str, tmp_path: Path
+) -> None:
+    found = profiles(steps, evict=[1.0], append_only=[0.1], terminal_slot=slot)
+    from_counts, measured = answers(found)
+    assert f"prefills {10 * steps} tokens, 0.50 of evict, as the document runs it ({20 * steps}; " in from_counts, (
+        from_counts
     )
-    counted = {arm: counts(arm, task, 1, byte_vocabulary()) for arm in found}
-    from_counts, measured = answer(found, counted)
-    assert "prefills 20 tokens, 0.50 of evict, as the document runs it (40; " in from_counts
-    assert f"it takes {2 * slot:.1f} s of prefill, {slot:.2f} of evict, as the document runs it (2.0 s)" in measured
-    assert verdict in measured
-    write_forms(tmp_path, found, counted, Bound((8, 6)), {"model": "a <b> model"})
+    assert f"of evict, as the document runs it ({steps}.0 s)" in measured
+    assert measured.endswith(verdict), measured
+    assert "\n" not in from_counts + measured
+    assert answers(found) == (from_counts, measured)
+    write_forms(tmp_path, found, counted(found), Bound((8, 6)), {"model": "a <b> model"})
     page = (tmp_path / "arms.html").read_text()
     assert "a &lt;b&gt; model" in page
     assert measured.split("; tokens")[0] in page
     assert (tmp_path / "arms.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_cheapest_other_arm_decides_whether_a_slot_is_worth_it_and_an_interval_holds_for_both() -> None:
+    surely = profiles(8, evict=[5.0], evict_ideal=[1.0], terminal_slot=[0.4])
+    assert "evict, with a checkpoint at every change point takes 1.67 times" in answers(surely)[1]
+    close = profiles(8, evict=[0.1, 2.1], evict_ideal=[1.1], terminal_slot=[1.0])
+    assert answers(close)[1].endswith("UNKNOWN whether a terminal slot is worth it.")
 
 
 def test_mean_depth_counts_what_stands_in_front() -> None:

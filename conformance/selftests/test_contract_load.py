@@ -24,7 +24,9 @@ ceilings:
 PROFILES = """\
 default: smoke
 profiles:
-  smoke: {purpose: quick, shrink_seconds: 0, example_timeout_seconds: 5, check_timeout_seconds: 10}
+  smoke:
+    {purpose: quick, shrink_seconds: 0, example_timeout_seconds: 5, check_timeout_seconds: 10,
+     decoded_tokens: {most: 100, because: it is small}}
 """
 TOPIC = """\
 topic: things

@@ -10,16 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.harness.bench import Acquaintance
-from conformance.harness.contract.schema import Invariant
+from conformance.harness.contract.schema import Invariant, Space
 from conformance.harness.exam.budget import fit
+from conformance.harness.exam.check import every_check
+from conformance.harness.exam.drawing import drawn_ahead
 from conformance.harness.exam.examination import contract
 from conformance.harness.exam.progress import Progress
+from conformance.harness.prompts.scaling import decoded_at_most
+from conformance.harness.prompts.transcript import Transcript
 
 INVARIANTS = [invariant for invariant in contract() if not invariant.alone]  # times are taken in what is left
 
 
 def acquainted(speed: float) -> Acquaintance:
     return Acquaintance(frozenset({"attention"}), frozenset(), {}, speed, 0)
+
+
+def size(space: Space) -> int:
+    """The most tokens that a space makes a check decode."""
+    if space.range:
+        return space.range[1]
+    return space.transcript.decoded_tokens[1] if space.transcript else 0
 
 
 def pairs(speed: float) -> list[tuple[Invariant, Acquaintance, int]]:
@@ -41,7 +52,7 @@ def test_what_is_chosen_fits_and_never_exceeds_the_profile(speed: float, seconds
             assert 1 <= sizing.examples <= examples
             for name, space in sizing.invariant.search.items():
                 full = invariant.search[name]
-                assert space == full or (space.range and full.range and space.range[1] < full.range[1])
+                assert space == full or size(space) < size(full)
             assert bool(sizing.note) == ((sizing.examples, sizing.invariant) != (examples, invariant))
 
 
@@ -64,6 +75,29 @@ def test_what_cannot_fit_is_left_out_from_the_end() -> None:
     assert kept == sorted(kept, reverse=True)
     assert any(kept)
     assert not all(kept)
+
+
+def test_the_tokens_of_transcripts_count_and_are_cut() -> None:
+    """A task that decodes 2 to 4,824 tokens, at 10 a second: 241 s a case beside what it costs otherwise."""
+    invariant = contract()["AA-01/engine"]
+    [whole] = fit([(invariant, acquainted(10), 3)])
+    assert whole is not None
+    assert whole.seconds == pytest.approx(3 * (0.2 + (2 + 4824) / 2 / 10))
+    [capped] = fit([(invariant.decoding_at_most(4000), acquainted(10), 3)])
+    assert capped is not None
+    assert capped.seconds == pytest.approx(3 * (0.2 + (2 + 4000) / 2 / 10))
+    [cut] = fit([(invariant, acquainted(10), 3)], 100)
+    assert cut is not None
+    assert cut.seconds <= 100
+    assert "of 4824 decoded tokens" in cut.note
+    drawn = drawn_ahead(every_check()["AA-01/engine"], cut.invariant, 20, 0)
+    most = cut.invariant.search["transcript"].transcript
+    assert most is not None
+    tasks: list[Transcript] = [case.transcript for case in drawn]  # type: ignore[attr-defined]
+    assert all(len(task.steps) == 1 or decoded_at_most(task) <= most.decoded_tokens[1] for task in tasks)
+    [counted] = fit([(contract()["AA-01"], acquainted(10), 3)])
+    assert counted is not None
+    assert counted.seconds == pytest.approx(3 * 0.2)
 
 
 def test_progress_counts_cases_and_ignores_a_line_that_is_being_written(

@@ -147,6 +147,47 @@ def test_wall_that_was_not_recorded_is_assumed_and_said_so() -> None:
     assert all(abs(task.residual_evict) < 1e-9 for task in found.tasks)
 
 
+@pytest.mark.parametrize(
+    ("change", "gains", "excluded", "negative"),
+    [
+        (("document: holo3", "document: holo3"), ["<=3 steps", "4-10 steps"], 0, 1),
+        (("steps: [1, 3]", "steps: [1, 2]"), ["<=2 steps", "4-10 steps"], 0, 1),
+        (("most_steps: 20", "most_steps: 3"), ["<=3 steps"], 2, 0),
+        (("share_of_wall: 1.0e-9", "share_of_wall: 0.5"), ["<=3 steps", "4-10 steps"], 0, 0),
+    ],
+)
+def test_what_decides_stands_in_the_documents_file(
+    change: tuple[str, str],
+    gains: list[str],
+    excluded: int,
+    negative: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = PATH.read_text(encoding="utf-8")
+    assert change[0] in text
+    changed = tmp_path / "holo3.yaml"
+    changed.write_text(text.replace(*change), encoding="utf-8")
+    document = load_document(changed)
+    monkeypatch.setattr("conformance.harness.arms.optimum.load_document", lambda: document)
+    lengths = (2, 3, 5, 5)  # the model time of the last task is longer than its wall by a tenth
+    evict = [
+        _step("evict", task, step, 100, 10.0, 2.0, 11.0 if task == 3 else 13.0, None)
+        for task, length in enumerate(lengths)
+        for step in range(1, length + 1)
+    ]
+    new = [
+        _step("append_only", task, step, 40, 4.0, 2.0, None, None)
+        for task, length in enumerate(lengths)
+        for step in range(1, length + 1)
+    ]
+    found = optimum(
+        Profiles(run=_run("evict"), steps=tuple(evict)), Profiles(run=_run("append_only"), steps=tuple(new))
+    )
+    assert list(found.gains()) == gains
+    assert (len(found.excluded), len(found.negative_residuals)) == (excluded, negative)
+
+
 def renamed(profiles: Profiles) -> Profiles:
     steps = tuple(
         step.model_copy(update={"task": "other"}) if step.task == "task 1" else step for step in profiles.steps

@@ -1,3 +1,4 @@
+import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +8,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from conformance.harness.arms.counts import ARMS, ArmName, StepCounts, counts, crossover, require_room
+from conformance.harness.arms.counts import ARMS, ArmName, StepCounts, counts, crossover, require_parts, require_room
 from conformance.harness.arms.document import load_document, trace_transcript
 from conformance.harness.bench import Case, Setup
 from conformance.harness.contract.load import SpecError
-from conformance.harness.exam.examination import replay_command
+from conformance.harness.contract.schema import TranscriptBounds
+from conformance.harness.exam.check import every_check
+from conformance.harness.exam.drawing import drawn_ahead
+from conformance.harness.exam.examination import contract, replay_command
 from conformance.harness.prompts.files import read_transcript, write_transcript
 from conformance.harness.prompts.layouts import (
     VISION_END,
@@ -27,6 +31,7 @@ from conformance.harness.prompts.layouts import (
     evict,
     terminal_slot,
 )
+from conformance.harness.prompts.scaling import decoded_at_most, ended_within
 from conformance.harness.prompts.strategies import transcripts
 from conformance.harness.prompts.transcript import Screenshot, Step, Text, Transcript
 
@@ -98,29 +103,85 @@ def test_a_case_counts_the_tokens_of_every_prompt_of_its_transcript() -> None:
     assert Loop(transcript=task(5, 7), window=1).n_tokens == (10 + 8 + 5) + (10 + 8 + 5 + 8 + 7)
 
 
+NO_TEXT = "neither a string nor a drawn text; write a string, or {seed: 7, tokens: 30}"
+EMPTY = "preamble: the preamble is empty; write the system prompt there, or {seed: 0, tokens: 1} or more"
+PATCHES = "write a number of merged patches, 1 to 2147483647"
+
+
 @pytest.mark.parametrize(
-    ("text", "line", "says"),
+    ("text", "problems"),
     [
-        ("steps: [{action: a}]", 1, "preamble: is missing"),
-        ("preamble: ''\nsteps: [{action: a}]", 1, "the preamble is empty; write the system prompt there"),
-        ("preamble: {seed: 1, tokens: 0}\nsteps: [{action: a}]", 1, "the preamble is empty"),
-        ("preamble: p\nsteps: []", 2, "steps: found a list; write a list of steps"),
-        ("preamble: p\nsteps:\n- screenshot: {width: 0, height: 3}\n  action: a", 3, "width: found 0; write a number"),
-        ("preamble: p\nsteps:\n- {action: {seed: 1}}", 3, "neither a string nor a drawn text; write a string"),
-        ("preamble: p\nsteps:\n- {acton: a}", 3, "acton: unknown key; did you mean 'action'?"),
-        ("preamble: p\nsteps:\n- {tool: a}", 3, "action: is missing"),
-        ("preamble: [", 2, "not YAML"),
+        ("steps: [{action: a}]", ["1: preamble: is missing; add it"]),
+        (
+            "steps: [{action: a}]\npreambel: p",
+            ["1: preamble: is missing; add it", "2: preambel: unknown key; did you mean 'preamble'?"],
+        ),
+        ("steps: [{action: a}]\npreamble: ''", [f"2: {EMPTY}"]),
+        ("steps: [{action: a}]\npreamble: {seed: 1, tokens: 0}", [f"2: {EMPTY}"]),
+        ("steps: [{action: a}]\npreamble: 5", [f"2: preamble: {NO_TEXT}"]),
+        ("preamble: p\nturn:\nsteps: [{action: a}]", [f"2: turn: {NO_TEXT}"]),
+        ("preamble: p\nsteps: []", ["2: steps: found a list; write a list of steps, one at least"]),
+        ("preamble: p\nsteps:\n  action: a", ["2: steps: found a mapping; write a list of steps, one at least"]),
+        ("preamble: p\nsteps:\n- action: a\n- b", ["4: steps[1]: found 'b'; write a mapping"]),
+        (
+            "preamble: p\nsteps:\n- action: a\n  screenshot:\n    height: 3\n    width: 0",
+            [f"6: steps[0].screenshot.width: found 0; {PATCHES}"],
+        ),
+        (
+            "preamble: p\nsteps:\n- action: a\n  screenshot: {width: true,\n    height: '3'}",
+            [
+                f"4: steps[0].screenshot.width: found true; {PATCHES}",
+                f"5: steps[0].screenshot.height: found '3'; {PATCHES}",
+            ],
+        ),
+        (
+            "preamble: p\nsteps:\n- action: a\n  screenshot:\n    width: 3\n    hight: 3",
+            [
+                f"4: steps[0].screenshot.height: is missing; {PATCHES}",
+                "6: steps[0].screenshot.hight: unknown key; did you mean 'height'?",
+            ],
+        ),
+        (
+            "preamble: p\nsteps:\n- {action: {seed: 1, tokens: 2147483648}}",
+            ["3: steps[0].action.tokens: found 2147483648; write a number of tokens, 0 to 2147483647"],
+        ),
+        ("preamble: p\nsteps:\n- {action: {seed: 1}}", [f"3: steps[0].action: {NO_TEXT}"]),
+        (
+            "preamble: p\nsteps:\n- tool:\n    seed: 1\n    tokens: -1\n  action: a\n- action: 3",
+            [
+                "5: steps[0].tool.tokens: found -1; write a number of tokens, 0 to 2147483647",
+                f"7: steps[1].action: {NO_TEXT}",
+            ],
+        ),
+        (
+            "preamble: p\nsteps:\n- acton: a",
+            ["3: steps[0].action: is missing; add it", "3: steps[0].acton: unknown key; did you mean 'action'?"],
+        ),
+        ("preamble: p\nsteps:\n- {tool: a}", ["3: steps[0].action: is missing; add it"]),
+        (
+            'steps: [{action: a}]\npreamble: "\\ud800"',
+            ["2: preamble: holds half of a pair of surrogates, which is no character; write the whole one"],
+        ),
+        (
+            "preamble: [",
+            ["2: not YAML, expected the node content, but found '<stream end>'; correct this line or the one before"],
+        ),
     ],
 )
-def test_a_mistake_in_a_transcript_is_named_by_file_line_and_key(
-    text: str, line: int, says: str, tmp_path: Path
+def test_a_mistake_in_a_transcript_is_named_by_file_line_and_key_and_nothing_else_is(
+    text: str, problems: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "t.yaml"
     path.write_text(text + "\n", encoding="utf-8")
     with pytest.raises(SpecError) as caught:
         read_transcript(path)
-    assert all("\n" not in problem for problem in caught.value.problems)
-    assert any(f"t.yaml:{line}:" in problem and says in problem for problem in caught.value.problems), caught.value
+    assert list(caught.value.problems) == [f"{path}:{problem}" for problem in problems]
+
+
+def test_a_transcript_in_ascii_json_keeps_its_characters(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"preamble": "\U0001f600", "steps": [{"action": "a"}]}), encoding="ascii")
+    assert read_transcript(path).preamble == Text(string="\U0001f600")
 
 
 def test_a_transcript_that_fails_shrinks_to_one_that_can_be_read() -> None:
@@ -132,6 +193,82 @@ def test_a_transcript_that_fails_shrinks_to_one_that_can_be_read() -> None:
     shrunk = find(some, fails, settings=settings(database=None, derandomize=True, max_examples=200, deadline=None))
     assert len(shrunk.steps) == 3
     assert 40 < counts("terminal_slot", shrunk, 2, BYTES)[-1].prompt_tokens <= 50
+    assert len(str(shrunk.model_dump())) < 600
+
+
+DECODED = [
+    (invariant.id, name)
+    for invariant in contract()
+    for name, space in invariant.search.items()
+    if space.transcript and not space.transcript.only_counted
+]
+
+
+def test_what_is_only_counted_is_checked_without_an_engine_and_all_else_is_bounded() -> None:
+    engine = {
+        check.id for check in every_check().values() if check.reference.startswith("conformance.test_agent_arms:")
+    }
+    transcripts_of = {
+        invariant.id: space.transcript
+        for invariant in contract()
+        for space in invariant.search.values()
+        if space.transcript
+    }
+    assert {id for id, bounds in transcripts_of.items() if not bounds.only_counted} == engine & set(transcripts_of)
+    assert {id for id, _ in DECODED} > {"AA-01/engine", "AA-06", "AA-07", "AA-08/engine", "AA-10", "AA-14/engine"}
+
+
+@pytest.mark.parametrize(("id", "name"), DECODED)
+def test_no_drawn_transcript_has_a_check_decode_more_than_its_profile_says(id: str, name: str) -> None:
+    for profile in contract().profiles.values():
+        most = profile.decoded_tokens.most
+        invariant = contract()[id].decoding_at_most(most)
+        bounds = invariant.search[name].transcript
+        assert bounds is not None
+        assert bounds.decoded_tokens[1] <= most
+        for case in drawn_ahead(every_check()[id], invariant, 15, 0):
+            assert decoded_at_most(getattr(case, name)) <= most
+
+
+def test_standard_decodes_at_most_4000_tokens_for_a_transcript() -> None:
+    assert contract().profile("standard").decoded_tokens.most == 4000
+
+
+@quick
+@given(transcript=SMALL, window=st.integers(1, 8))
+def test_no_two_arms_nor_an_arm_and_a_prefill_from_scratch_decode_more_than_is_foreseen(
+    transcript: Transcript, window: int
+) -> None:
+    from_scratch, by_arm = [], []
+    for arm in ARMS:
+        steps = counts(arm, transcript, window, BYTES)
+        from_scratch.append(sum(step.prompt_tokens for step in steps))
+        by_arm.append(sum(step.prefilled_tokens + step.decoded_tokens for step in steps))
+    foreseen = decoded_at_most(transcript)
+    assert max(by_arm) * 2 <= foreseen
+    assert max(map(sum, zip(from_scratch, by_arm, strict=True))) <= foreseen
+
+
+@quick
+@given(transcript=SMALL, most=st.integers(1, 900))
+def test_a_task_that_decodes_too_much_is_ended_and_no_sooner_than_it_must(transcript: Transcript, most: int) -> None:
+    kept = ended_within(transcript, most)
+    n = len(kept.steps)
+    assert kept == transcript.first(n)
+    assert n == 1 or decoded_at_most(kept) <= most
+    assert n == len(transcript.steps) or decoded_at_most(transcript.first(n + 1)) > most
+
+
+def test_a_bounded_transcript_that_fails_shrinks_to_one_that_can_be_read() -> None:
+    bounds = TranscriptBounds(preamble_tokens=(1, 60), steps=(1, 9), text_tokens=(0, 12)).decoding_at_most(4000)
+
+    def fails(transcript: Transcript) -> bool:
+        return sum(step.screenshot is not None for step in transcript.steps) > 2
+
+    shrunk = find(
+        bounds.strategy(), fails, settings=settings(database=None, derandomize=True, max_examples=300, deadline=None)
+    )
+    assert len(shrunk.steps) == 3
     assert len(str(shrunk.model_dump())) < 600
 
 
@@ -329,6 +466,22 @@ def test_what_does_not_fit_is_refused_with_its_step(cells: int, positions: int, 
         require_room(found, "append_only", transcript, cells, positions)
 
     _refuses(fit, says)
+
+
+@pytest.mark.parametrize(
+    ("transcript", "says"),
+    [
+        (task(3, 3), "step 1: the image takes 6 tokens, more than the context of 5; use a smaller screenshot"),
+        (task(3, 2**31 - 1, images=False), "the text preamble takes 10 tokens, more than the context of 5"),
+        (task(3, images=False).model_copy(update={"preamble": Text.drawn(0, 5)}), None),
+        (
+            task(3, 2**31 - 1, images=False).model_copy(update={"preamble": Text.drawn(0, 5)}),
+            "step 2: the action takes 2147483647 tokens, more than the context of 5; use a shorter one",
+        ),
+    ],
+)
+def test_a_part_that_no_context_holds_is_refused_before_it_is_read(transcript: Transcript, says: str | None) -> None:
+    _refuses(lambda: require_parts(transcript, 5), says)
 
 
 def _refuses(fit: Callable[[], None], says: str | None) -> None:

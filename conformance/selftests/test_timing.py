@@ -19,6 +19,7 @@ from conformance.harness.measure.timing import (
     largest,
     median,
     ratio,
+    ratio_of_sums,
     size,
     smallest,
     symmetric,
@@ -76,6 +77,37 @@ def test_the_interval_of_a_ratio_holds_the_true_one_as_often_as_it_says(noise: N
         times = ratio(1.3 * drift * noise(rng, (15,)), drift * noise(rng, (15,)))
         held += times.low <= 1.3 <= times.high
     assert held >= 0.94 * 600
+
+
+@pytest.mark.parametrize("noise", ["normal", "lognormal", "one in five preempted"])
+def test_the_interval_of_a_ratio_of_sums_holds_the_true_one_about_as_often_as_it_says(noise: str) -> None:
+    """Steps that grow, twelve times 1.3 as long as the reference; the bootstrap is a little too sure of so few."""
+    held = 0
+    grows = np.linspace(1, 3, 12)
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        times = ratio_of_sums(1.3 * grows * NOISES[noise](rng, (12,)), grows * NOISES[noise](rng, (12,)))
+        assert times.low <= times.value <= times.high
+        held += times.low <= 1.3 <= times.high
+    assert held >= 0.85 * 200
+
+
+def test_a_ratio_of_sums_counts_long_pairs_for_more_and_is_the_same_every_time() -> None:
+    taken, against = [1.0] * 9 + [91.0], [1.0] * 9 + [11.0]
+    assert ratio_of_sums(taken, against) == ratio_of_sums(taken, against)
+    assert ratio_of_sums(taken, against).value == 5
+    assert ratio_of_sums([3.0] * 10, [2.0] * 10) == Estimate(1.5, 1.5, 1.5, 0.95)
+
+
+def test_a_ratio_of_sums_of_too_few_pairs_or_of_nothing_decides_nothing() -> None:
+    assert ratio_of_sums([3.0] * 5, [2.0] * 5) == Estimate(1.5, -math.inf, math.inf, 0.95)
+    assert ratio_of_sums([3.0] * 5, [2.0] * 5).lies_within(most=1) is None
+    for nothing in (ratio_of_sums([], []), ratio_of_sums([1.0] * 8, [0.0] * 8)):
+        assert nothing.lies_within() is None
+    with pytest.raises(ValueError, match="not pairs"):
+        ratio_of_sums([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="below 0"):
+        ratio_of_sums([1.0], [-1.0])
 
 
 @pytest.mark.parametrize("noise", ["lognormal", "heavy tails"])

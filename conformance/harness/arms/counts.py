@@ -22,7 +22,7 @@ from conformance.harness.prompts.layouts import (
     evict,
     terminal_slot,
 )
-from conformance.harness.prompts.transcript import Transcript
+from conformance.harness.prompts.transcript import FIXED_TEXTS, Transcript
 
 ArmName = Literal["evict", "evict_ideal", "append_only", "terminal_slot"]
 ARMS: tuple[ArmName, ...] = get_args(ArmName)
@@ -177,6 +177,33 @@ def crossover(cheaper: Sequence[StepCounts], dearer: Sequence[StepCounts]) -> in
     return since
 
 
+def require_parts(transcript: Transcript, n_ctx: int) -> None:
+    """Refuse a part that alone is larger than a context; reads no text, so it may be asked before anything is counted.
+
+    Raises:
+        PromptError: the first image that takes more than `n_ctx` tokens, or else the first drawn text.
+
+    """
+    _require_images(transcript, n_ctx)
+    texts = [(f"the text {name}", getattr(transcript, name)) for name in FIXED_TEXTS]
+    for number, step in enumerate(transcript.steps, 1):
+        texts += [(f"step {number}: the action", step.action), (f"step {number}: the tool's answer", step.tool)]
+    for what, text in texts:
+        if text and (text.tokens or 0) > n_ctx:
+            raise PromptError(
+                f"{what} takes {text.tokens} tokens, more than the context of {n_ctx}; use a shorter one or a larger context"
+            )
+
+
+def _require_images(transcript: Transcript, n_ctx: int) -> None:
+    for number, each in enumerate(transcript.steps, 1):
+        if each.screenshot and each.screenshot.n_tokens > n_ctx:
+            raise PromptError(
+                f"step {number}: the image takes {each.screenshot.n_tokens} tokens, more than the context of {n_ctx}; "
+                "use a smaller screenshot or a larger context"
+            )
+
+
 def require_room(
     steps: Sequence[StepCounts], arm: ArmName, transcript: Transcript, n_ctx: int, n_positions: int
 ) -> None:
@@ -193,12 +220,7 @@ def require_room(
         PromptError: an image is larger than the context, or the first step that takes too many cells or positions.
 
     """
-    for number, each in enumerate(transcript.steps, 1):
-        if each.screenshot and each.screenshot.n_tokens > n_ctx:
-            raise PromptError(
-                f"step {number}: the image takes {each.screenshot.n_tokens} tokens, more than the context of {n_ctx}; "
-                "use a smaller screenshot or a larger context"
-            )
+    _require_images(transcript, n_ctx)
     for each_step in steps:
         for need, have, what in (
             (each_step.live_cells, n_ctx, "cells, and the context has"),

@@ -72,6 +72,33 @@ class Trace(Entry):
     assumed: TraceAssumptions
 
 
+class Length(Entry):
+    """Tasks of so many steps, lowest and highest, over which a mean gain is told."""
+
+    steps: tuple[int, int]
+    because: str
+
+    @property
+    def name(self) -> str:
+        """As it stands beside the gain."""
+        low, high = self.steps
+        return f"<={high} steps" if low == 1 else f"{low}-{high} steps"
+
+
+class NegativeResidual(Entry):
+    """From which share of a task's wall on model time beyond it is no rounding."""
+
+    share_of_wall: Annotated[float, Field(gt=0, lt=1)]
+    because: str
+
+
+class Means(Entry):
+    """How the computed optimum takes its means."""
+
+    lengths: Annotated[tuple[Length, ...], Field(min_length=1)]
+    negative_residual: NegativeResidual
+
+
 class Claim(Entry):
     """Something that the document concludes: `formula` gives `stated`, or, where nothing is, its comparison holds."""
 
@@ -89,6 +116,7 @@ class Document(Entry):
     document: str
     figures: tuple[Figures, ...]
     trace: Trace
+    means: Means
     claims: tuple[Claim, ...]
 
     @property
@@ -104,6 +132,13 @@ class Document(Entry):
             f"trace.{row.step}.{name}": getattr(row, name) for row in self.trace.rows for name in ("prompt", "reused")
         }
         return {**named, **rows, "trace.preamble_tokens": self.trace.preamble_tokens}
+
+    @property
+    def most_steps(self) -> int:
+        """Steps of the longest task that the document's means are over."""
+        figure = self.printed["subset.most_steps"]
+        assert isinstance(figure, int)
+        return figure
 
 
 @cache

@@ -7,18 +7,20 @@ content took longer than evict did, the optimum is worse than evict.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from .document import load_document
 from .profile import Label, Profiles, StepProfile
 
 DISCLAIMER = "a bound that nobody ran and no cache that stays bounded reaches"
-MOST_STEPS = 20
-"""Longer tasks are left out of means and gains, as the document does."""
-LENGTHS: Mapping[str, tuple[int, int]] = {"<=3 steps": (1, 3), "4-10 steps": (4, 10), "11-20 steps": (11, 20)}
-"""Groups of tasks by evict's steps; the document gives gains for the first and the last."""
 _JOULES_PER_WH = 3600.0
+
+
+def most_steps() -> int:
+    """Longer tasks are left out of means and gains, as the document does."""
+    return load_document().most_steps
 
 
 class OptimumError(Exception):
@@ -133,7 +135,7 @@ class Optimum:
     """The optimum of all tasks that both arms ran.
 
     Attributes:
-        tasks: those of at most `MOST_STEPS` steps in both arms.
+        tasks: those of at most `most_steps` steps in both arms.
         excluded: names of the longer ones.
 
     """
@@ -144,17 +146,18 @@ class Optimum:
     @property
     def negative_residuals(self) -> list[str]:
         """Tasks whose model time is longer than their wall: their profiles are wrong somewhere."""
+        share = load_document().means.negative_residual.share_of_wall
         return [
             task.task
             for task in self.tasks
-            if min(task.residual_evict, task.residual_optimum) < -1e-9 * task.wall_evict
+            if min(task.residual_evict, task.residual_optimum) < -share * task.wall_evict
         ]
 
     def gains(self) -> dict[str, float]:
         """The mean over the tasks of each length of evict's prefill over that of new content."""
         groups = {
-            name: [task.gain for task in self.tasks if low <= task.steps <= high]
-            for name, (low, high) in LENGTHS.items()
+            length.name: [task.gain for task in self.tasks if length.steps[0] <= task.steps <= length.steps[1]]
+            for length in load_document().means.lengths
         }
         return {name: fmean(gains) for name, gains in groups.items() if gains}
 
@@ -228,13 +231,12 @@ def optimum(evict: Profiles, new: Profiles, power: float | None = None) -> Optim
             f"task {lone[0]!r} is in one of the two profiles only{_and_more(len(lone) - 1)}; run both arms on the same tasks"
         )
     longest = {task: max(len(ours[task]), len(theirs[task])) for task in ours}
-    kept = [task for task in ours if longest[task] <= MOST_STEPS]
+    most = most_steps()
+    kept = [task for task in ours if longest[task] <= most]
     if not kept:
-        raise OptimumError(
-            f"every task has more than {MOST_STEPS} steps, which the document leaves out; give shorter ones"
-        )
+        raise OptimumError(f"every task has more than {most} steps, which the document leaves out; give shorter ones")
     tasks = tuple(optimum_of(ours[task], theirs[task], power) for task in kept)
-    return Optimum(tasks, tuple(task for task in ours if longest[task] > MOST_STEPS))
+    return Optimum(tasks, tuple(task for task in ours if longest[task] > most))
 
 
 def _by_task(steps: Iterable[StepProfile]) -> dict[str, list[StepProfile]]:

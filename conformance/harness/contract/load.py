@@ -31,6 +31,7 @@ from conformance.harness.contract.schema import (
 
 Shape = TypeVar("Shape", bound=Entry)
 Loc = tuple[int | str, ...]
+_HALF_A_PAIR = re.compile(r"[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")
 _NO_TOPICS = ("documents.yaml", "profiles.yaml", "noise.yaml", "performance.yaml")
 
 
@@ -206,7 +207,7 @@ def load_file(path: Path, shape: type[Shape]) -> SpecFile[Shape]:
     plain = _Plain(path)
     content = plain.of(root, ())
     try:
-        entry = shape.model_validate_json(json.dumps(content))
+        entry = shape.model_validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         plain.problems += _sentences(path, root, shape, error)
     if plain.problems:
@@ -268,10 +269,14 @@ class _Plain:
                     content[key] = self.of(value_node, (*loc, key))
             return content
         try:
-            return self._scalars.construct_object(node)
+            value = self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError):
             self._report(node, loc, f"cannot read {node.value!r} as {node.tag}", "drop the tag")
             return node.value
+        if isinstance(value, str) and _HALF_A_PAIR.search(value):
+            self._report(node, loc, "holds half of a pair of surrogates, which is no character", "write the whole one")
+            return _HALF_A_PAIR.sub("\ufffd", value)
+        return value
 
     def _report(self, node: yaml.Node, loc: Loc, what: str, todo: str) -> None:
         self.problems.append(f"{self.path}:{node.start_mark.line + 1}: {_key_path(loc)}: {what}; {todo}")
@@ -325,6 +330,8 @@ def _sentences(path: Path, root: yaml.Node, shape: type[Entry], errors: Validati
     """One error line for each place that does not validate, in the order of the file."""
     lines: dict[Loc, tuple[int, str]] = {}
     for error in errors.errors(include_url=False):
+        if error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]:
+            continue  # it counts the items that are right; what is wrong with the others has lines of its own
         loc = _existing(root, error["loc"], missing=error["type"] == "missing")
         what, todo = _sentence(shape, loc, error)
         number = _line(root, loc)

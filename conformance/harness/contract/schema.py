@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from conformance.harness.prompts.strategies import transcripts
+from conformance.harness.prompts.scaling import decoded_at_most, ended_within
+from conformance.harness.prompts.strategies import extremes, transcripts
 from conformance.harness.prompts.transcript import Transcript
 
 from .entry import Entry, wrong
@@ -160,6 +161,13 @@ class Documents(Entry):
     documents: dict[str, Document]
 
 
+class DecodedTokens(Entry):
+    """The most tokens that a check decodes for one drawn transcript, over all its contexts."""
+
+    most: Count
+    because: Text
+
+
 class Profile(Entry):
     """How long a run may look: one of the named effort levels.
 
@@ -173,6 +181,7 @@ class Profile(Entry):
     shrink_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False, description="seconds, 0 or more")]
     example_timeout_seconds: Seconds
     check_timeout_seconds: Seconds
+    decoded_tokens: DecodedTokens
     architectures: Line | None = None
     timed: bool = True
 
@@ -256,7 +265,9 @@ Bounds = Annotated[tuple[int, int], Field(description=_BOUNDS), AfterValidator(_
 class TranscriptBounds(Entry):
     """What transcripts are drawn from, each a closed range: lengths in tokens, sides of images in merged patches.
 
-    What is left out is drawn from the widest range that is searched anywhere.
+    What is left out is drawn from the widest range that is searched anywhere. A transcript that is ``only_counted`` is
+    never decoded. Of any other only the first steps are kept, as many as decode ``most_decoded_tokens`` at most (one at
+    least); where that is not given, the profile says it.
     """
 
     preamble_tokens: Bounds = (1, 2000)
@@ -264,9 +275,31 @@ class TranscriptBounds(Entry):
     text_tokens: Bounds = (0, 400)
     image_width: Bounds = (1, 60)
     image_height: Bounds = (1, 34)
+    only_counted: bool = False
+    most_decoded_tokens: Count | None = None
+
+    @property
+    def decoded_tokens(self) -> tuple[int, int]:
+        """How many tokens a check decodes for the smallest and for the largest transcript; 0 where it only counts."""
+        if self.only_counted:
+            return 0, 0
+        bounds = (self.preamble_tokens, self.steps, self.text_tokens, self.image_width, self.image_height)
+        least, most = (decoded_at_most(task) for task in extremes(*bounds))
+        return least, most if self.most_decoded_tokens is None else max(least, min(most, self.most_decoded_tokens))
+
+    def decoding_at_most(self, tokens: int) -> TranscriptBounds:
+        """The same with fewer tokens to decode, or as they are where they already were fewer."""
+        if self.only_counted:
+            return self
+        return self.model_copy(update={"most_decoded_tokens": min(self.most_decoded_tokens or tokens, tokens)})
 
     def strategy(self) -> st.SearchStrategy[Transcript]:
         """Draws from these bounds."""
+        drawn = self._drawn()
+        most = self.most_decoded_tokens
+        return drawn if self.only_counted or most is None else drawn.map(lambda task: ended_within(task, most))
+
+    def _drawn(self) -> st.SearchStrategy[Transcript]:
         return transcripts(
             preamble=self.preamble_tokens,
             steps=self.steps,
@@ -449,6 +482,16 @@ class Invariant(Entry):
     alone: bool = False
     figures: dict[str, Figure] = Field(default_factory=dict)
     families: Annotated[tuple[Family, ...], AfterValidator(_distinct_ids)] = ()
+
+    def decoding_at_most(self, tokens: int) -> Invariant:
+        """The same with no more than so many tokens to decode for a drawn transcript."""
+        search = {
+            name: space.model_copy(update={"transcript": space.transcript.decoding_at_most(tokens)})
+            if space.transcript
+            else space
+            for name, space in self.search.items()
+        }
+        return self if search == self.search else self.model_copy(update={"search": search})
 
     def checks(self) -> tuple[Invariant, ...]:
         """What a run judges one by one: the invariant, or its families as invariants with ids such as SM-01/a-family."""

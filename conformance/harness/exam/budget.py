@@ -22,7 +22,7 @@ class Sizing:
 
     Attributes:
         examples: cases to draw.
-        invariant: the invariant, its text lengths cut to what fits.
+        invariant: the invariant, its text lengths and transcripts cut to what fits.
         seconds: what that is expected to take, computed from the measured speed.
         note: what was left out against the profile, empty when nothing was.
     """
@@ -36,7 +36,7 @@ class Sizing:
 def fit(pairs: Sequence[tuple[Invariant, Acquaintance, int]], seconds: float = math.inf) -> list[Sizing | None]:
     """Size the search of each pair (invariant, acquaintance, examples in the profile).
 
-    Where all of them together take longer than `seconds`, examples and text lengths shrink by one common share. Where
+    Where all of them together take longer than `seconds`, examples, text lengths and transcripts shrink by one common share. Where
     even the smallest searches take too long, pairs from the end of the sequence are left out: None.
     """
     room = seconds * _SHARE
@@ -72,11 +72,19 @@ def _reduced(invariant: Invariant, acquaintance: Acquaintance, examples: int, sh
     cuts = [f"{fewer} of {examples} cases"] if fewer < examples else []
     if search != invariant.search:
         longest, before = (sum(map(max, texts(each))) for each in (shorter, invariant))
-        cuts.append(f"texts of up to {longest:.0f} of {before:.0f} tokens")
+        if longest < before:
+            cuts.append(f"texts of up to {longest:.0f} of {before:.0f} tokens")
+        decoded, of = (sum(map(max, tasks(each))) for each in (shorter, invariant))
+        if decoded < of:
+            cuts.append(f"tasks of up to {decoded} of {of} decoded tokens")
     return Sizing(fewer, shorter, _seconds(shorter, acquaintance, fewer), ", ".join(cuts))
 
 
 def _shorter(name: str, space: Space, share: float) -> Space:
+    if space.transcript is not None and share < 1:
+        least, most = space.transcript.decoded_tokens
+        fewer = space.transcript.decoding_at_most(max(least + int((most - least) * share), _FEWEST_TOKENS))
+        return space if fewer.decoded_tokens == (least, most) else space.model_copy(update={"transcript": fewer})
     if space.range is None or not name.endswith("tokens"):
         return space
     low, high = space.range
@@ -89,6 +97,12 @@ def texts(invariant: Invariant) -> list[tuple[int, int]]:
     return [space.range for name, space in invariant.search.items() if space.range and name.endswith("tokens")]
 
 
+def tasks(invariant: Invariant) -> list[tuple[int, int]]:
+    """The range of what each transcript has a case decode, in tokens over all its contexts."""
+    return [space.transcript.decoded_tokens for space in invariant.search.values() if space.transcript]
+
+
 def _seconds(invariant: Invariant, acquaintance: Acquaintance, examples: int) -> float:
     tokens = _PASSES * sum((shortest + longest) / 2 for shortest, longest in texts(invariant))
+    tokens += sum((least + most) / 2 for least, most in tasks(invariant))
     return examples * (_CASE_SECONDS + tokens / acquaintance.prefill_tokens_per_second)

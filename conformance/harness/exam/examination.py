@@ -27,7 +27,7 @@ from conformance.harness.state import BlobError
 from fixtures import models
 from fixtures.trained import TRAINED
 
-from .budget import texts
+from .budget import tasks, texts
 from .check import BoundCheck, NotDecidable, Undecided, check_of, run_case
 from .drawing import search
 
@@ -229,7 +229,7 @@ class Examination:
     @property
     def _allowed_seconds(self) -> float:
         """Time for drawing: the profile's, and on a slow model in proportion to the tokens that the search can ask for."""
-        tokens = self.examples * sum(longest for _, longest in texts(self.invariant))
+        tokens = self.examples * sum(longest for _, longest in (*texts(self.invariant), *tasks(self.invariant)))
         return self.profile.check_timeout_seconds + _PATIENCE * tokens / self.acquaintance.prefill_tokens_per_second
 
     def _search(self, check: BoundCheck) -> tuple[Case | None, Outcome]:
@@ -237,7 +237,7 @@ class Examination:
             return self._replayed(check, self.recorded)
         try:
             search(
-                check.case.strategy(self.invariant),
+                check.case.strategy(self.invariant.decoding_at_most(self.profile.decoded_tokens.most)),
                 lambda case: self._attempt(check, case),
                 examples=self.examples,
                 seed=self.seed,

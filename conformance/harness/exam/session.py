@@ -332,7 +332,7 @@ def _sized(options: Options, contract: Contract, looks: Sequence[FirstLook]) -> 
     for alone, n_workers in ((False, options.n_workers), (True, 1)):  # what only informs gets what is left
         pairs = [
             (
-                invariant,
+                invariant.decoding_at_most(contract.profiles[own].decoded_tokens.most),
                 look.acquaintance,
                 look.subject.name,
                 invariant.examples[swept if look.subject.is_made else own],

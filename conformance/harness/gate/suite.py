@@ -85,9 +85,12 @@ def write_cases(path: Path, contract: Contract, ask: Ask) -> dict[tuple[str, str
     names = [subject_of(name).name for name in ask.models]
     checks = every_check()
     cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    most = contract.profile(ask.profile).decoded_tokens.most
     with path.open("w") as stream:
         for invariant in contract:
-            drawn = drawn_ahead(checks[invariant.id], invariant, invariant.examples[ask.profile], ask.seed)
+            drawn = drawn_ahead(
+                checks[invariant.id], invariant.decoding_at_most(most), invariant.examples[ask.profile], ask.seed
+            )
             for name in names:
                 cases[invariant.id, name] = [case.model_dump() for case in drawn]
                 for case in cases[invariant.id, name]:

@@ -95,13 +95,47 @@ def ratio(seconds: npt.ArrayLike, reference: npt.ArrayLike, confidence: float = 
     of positive times.
     """
     taken, against = np.asarray(seconds, np.float64), np.asarray(reference, np.float64)
-    if taken.shape != against.shape or taken.ndim != 1:
-        raise ValueError(f"{taken.shape} and {against.shape} measurements are not pairs")
+    _require_pairs(taken, against)
     if (taken <= 0).any() or (against <= 0).any():
         raise ValueError("a time is not above 0")
     logs = median(np.log(taken / against), confidence)
     value, low, high = np.exp([logs.value, logs.low, logs.high]).tolist()
     return Estimate(value, low, high, confidence)
+
+
+def _require_pairs(taken: Doubles, against: Doubles) -> None:
+    if taken.shape != against.shape or taken.ndim != 1:
+        raise ValueError(f"{taken.shape} and {against.shape} measurements are not pairs")
+
+
+_RESAMPLES = 2000  # of pairs; the ends of a 95 % interval then vary by a few percent of its width
+_SEED = 0
+
+
+def ratio_of_sums(seconds: npt.ArrayLike, reference: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
+    """How many times as long as the reference all together, from paired measurements float [n] each.
+
+    For pairs that are not repetitions of one thing, such as the steps of a task, of which the long ones count for more. The
+    interval is that of the ratio over pairs drawn again and again with repetition (the bootstrap; Efron 1979), with draws
+    that follow from a fixed seed. Unlike `ratio` it is moved by a pair that took ten times as long, and widened by it. Pairs
+    too few for the sign test of `median`, 5 at 0.95, give an infinite interval here too; a reference that took no time makes
+    every figure NaN. ValueError where they are not pairs, or a time is below 0.
+    """
+    taken, against = np.asarray(seconds, np.float64), np.asarray(reference, np.float64)
+    _require_pairs(taken, against)
+    if (taken < 0).any() or (against < 0).any():
+        raise ValueError("a time is below 0")
+    n, whole = len(taken), float(against.sum())
+    if whole == 0:
+        return Estimate(math.nan, math.nan, math.nan, confidence)
+    value = float(taken.sum()) / whole
+    if 2 / 2**n > 1 - confidence:
+        return Estimate(value, -math.inf, math.inf, confidence)
+    drawn = np.random.default_rng(_SEED).integers(0, n, (_RESAMPLES, n))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = taken[drawn].sum(axis=1) / against[drawn].sum(axis=1)
+    low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
+    return Estimate(value, min(low, value), max(high, value), confidence)
 
 
 def symmetric(times: Estimate) -> Estimate:

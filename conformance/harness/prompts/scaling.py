@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
 
 from .layouts import PromptError
 from .transcript import Screenshot, Step, Text, Transcript
@@ -32,6 +35,41 @@ def scaled(transcript: Transcript, factor: float) -> Transcript:
         for step in transcript.steps
     )
     return transcript.model_copy(update={**texts, "steps": steps, "evicted": _text(transcript.evicted, factor)})
+
+
+_PASSES = 2  # a check decodes a task by two arms, or by one and once more from scratch
+_MARKERS = 2
+
+
+def decoded_at_most(transcript: Transcript) -> int:
+    """Tokens that a check decodes for a transcript at most, in a vocabulary of bytes that has the markers.
+
+    Every prompt whole and every action, twice: as if no arm reused anything.
+    """
+    return _PASSES * sum(_prompts(transcript))
+
+
+def ended_within(transcript: Transcript, most: int) -> Transcript:
+    """The first steps of a task, as many as decode `most` tokens at most, but one at least."""
+    totals = [_PASSES * total for total in accumulate(_prompts(transcript))]
+    kept = max(1, bisect_right(totals, most))
+    return transcript if kept == len(totals) else transcript.first(kept)
+
+
+def _prompts(transcript: Transcript) -> Iterator[int]:
+    """The longest prompt that any layout makes of each step, with its action."""
+    ending = _length(transcript.slot_heading) + _length(transcript.turn) + _length(transcript.closing)
+    history, seen = _length(transcript.preamble), 0
+    for step in transcript.steps:
+        if step.screenshot:
+            seen += max(step.screenshot.n_tokens + _MARKERS, _length(transcript.evicted))
+        action = _length(step.action)
+        yield history + seen + ending + action
+        history += _length(transcript.turn) + action + (_length(step.tool) if step.tool else 0)
+
+
+def _length(text: Text) -> int:
+    return (text.tokens or 0) if text.string is None else len(text.string.encode())
 
 
 def _text(text: Text, factor: float) -> Text:

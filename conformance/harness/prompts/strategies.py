@@ -42,6 +42,16 @@ def transcripts(
     )
 
 
+def extremes(preamble: Bounds, steps: Bounds, text: Bounds, width: Bounds, height: Bounds) -> tuple[Transcript, ...]:
+    """The transcripts of fewest and of most tokens that `transcripts` draws within these bounds."""
+    least = (None, text[0], None)
+    most = (0, text[1], text[1])
+    return (
+        _transcript(preamble[0], [], (0,) * len(_FIXED), [least] * steps[0]),
+        _transcript(preamble[1], [(width[1], height[1])], (_LONGEST_FIXED,) * len(_FIXED), [most] * steps[1]),
+    )
+
+
 def _lengths(low: int, high: int) -> st.SearchStrategy[int]:
     """Evenly from a range, in tens and ones: a long task that fails becomes a short one in a single step of shrinking."""
     tens, ones = divmod(high - low, 10)

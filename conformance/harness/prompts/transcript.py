@@ -6,10 +6,15 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, model_serializer, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_serializer, model_validator
 
 from conformance.harness.contract.entry import Entry, wrong
 
+FIXED_TEXTS = ("preamble", "turn", "closing", "evicted", "slot_heading")
+"""Fields of a transcript that hold a text which no one step brought."""
+
+_MOST = 2**31 - 1  # what the build's own counts of tokens hold
+_TEXT = "write a string, or {seed: 7, tokens: 30}"
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
@@ -33,7 +38,7 @@ class Text(_Part):
 
     string: str | None = None
     seed: Annotated[int | None, Field(ge=0, description="a whole number from 0 up")] = None
-    tokens: Annotated[int | None, Field(ge=0, description="a number of tokens, 0 or more")] = None
+    tokens: Annotated[int | None, Field(ge=0, le=_MOST, description=f"a number of tokens, 0 to {_MOST}")] = None
 
     @classmethod
     def drawn(cls, seed: int, tokens: int) -> Text:
@@ -43,13 +48,15 @@ class Text(_Part):
     @model_validator(mode="before")
     @classmethod
     def _plain(cls, given: Any) -> Any:
+        if not isinstance(given, (str, dict, Text)):
+            raise wrong("neither a string nor a drawn text", _TEXT)
         return {"string": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Text:
         drawn = (self.seed is not None, self.tokens is not None)
         if drawn != ((self.string is None),) * 2:
-            raise wrong("neither a string nor a drawn text", "write a string, or {seed: 7, tokens: 30}")
+            raise wrong("neither a string nor a drawn text", _TEXT)
         return self
 
     @model_serializer
@@ -63,8 +70,8 @@ class Screenshot(_Part):
     One token for each patch. Positions advance by the longer side (M-RoPE), whatever the number of tokens.
     """
 
-    width: Annotated[int, Field(ge=1, description="a number of merged patches, 1 or more")]
-    height: Annotated[int, Field(ge=1, description="a number of merged patches, 1 or more")]
+    width: Annotated[int, Field(ge=1, le=_MOST, description=f"a number of merged patches, 1 to {_MOST}")]
+    height: Annotated[int, Field(ge=1, le=_MOST, description=f"a number of merged patches, 1 to {_MOST}")]
     seed: Annotated[int, Field(ge=0, description="a whole number from 0 up")] = 0
     path: str | None = None
 
@@ -87,6 +94,12 @@ class Step(_Part):
     tool: Text | None = None
 
 
+def _some(text: Text) -> Text:
+    if text.string == "" or text.tokens == 0:
+        raise wrong("the preamble is empty", "write the system prompt there, or {seed: 0, tokens: 1} or more")
+    return text
+
+
 class Transcript(_Part):
     """A whole task, and the fixed texts that a layout puts around its parts (each empty unless it is given).
 
@@ -100,18 +113,12 @@ class Transcript(_Part):
 
     """
 
-    preamble: Text
+    preamble: Annotated[Text, AfterValidator(_some)]
     steps: Annotated[tuple[Step, ...], Field(min_length=1, description="a list of steps, one at least")]
     turn: Text = Text(string="")
     closing: Text = Text(string="")
     evicted: Text = Text(string="[screenshot evicted]")
     slot_heading: Text = Text(string="")
-
-    @model_validator(mode="after")
-    def _has_a_preamble(self) -> Transcript:
-        if self.preamble.string == "" or self.preamble.tokens == 0:
-            raise wrong("the preamble is empty", "write the system prompt there, or {seed: 0, tokens: 1} or more")
-        return self
 
     def first(self, steps: int) -> Transcript:
         """The same task, ended after so many steps."""

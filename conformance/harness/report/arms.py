@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from rich.table import Table
 from conformance.harness.arms.counts import LABELS, ArmName, StepCounts, crossover
 from conformance.harness.arms.optimum import DISCLAIMER
 from conformance.harness.arms.profile import StepProfile
+from conformance.harness.measure.timing import ratio_of_sums, smallest
 
 Profiles = Mapping[ArmName, Sequence[StepProfile]]
 Counts = Mapping[ArmName, Sequence[StepCounts]]
@@ -30,6 +32,7 @@ _COLOURS: Mapping[ArmName, str] = {
     "terminal_slot": "C2",
 }
 _MIB = 1 << 20
+_BOUNDED: tuple[ArmName, ...] = ("evict", "evict_ideal")
 HEADINGS = (
     "arm",
     "steps",
@@ -80,6 +83,11 @@ def mean_depth(steps: Sequence[StepProfile]) -> float:
     return depths / prefilled if prefilled else 0.0
 
 
+def harness_share(wall: float, inside: float) -> float:
+    """The share of a wall time, in seconds, that was not spent inside the engine; NaN where no time passed."""
+    return (wall - inside) / wall if wall else math.nan
+
+
 def row(arm: ArmName, steps: Sequence[StepProfile]) -> list[str]:
     """An arm's line under `HEADINGS`."""
     prefilled = _prefilled(steps)
@@ -98,7 +106,7 @@ def row(arm: ArmName, steps: Sequence[StepProfile]) -> list[str]:
         f"{decoded / decode:.1f}" if decode else "",
         f"{steps[-1].live_cells:,}",
         f"{steps[-1].state_bytes / _MIB:.2f}",
-        f"{1 - (prefill + decode) / wall:.1%}" if wall else "",
+        f"{harness_share(wall, prefill + decode):.1%}" if wall else "",
     ]
 
 
@@ -131,27 +139,45 @@ def answer(profiles: Profiles, counts: Counts) -> tuple[str, str]:
         counted[-1] += (
             f". It ends with {slot[-1].live_cells:,} cells, no-evict with {profiles['append_only'][-1].live_cells:,}"
         )
-    bounded = [arm for arm in others if arm != "append_only"]
-    cheapest = min(bounded, key=lambda arm: _model_seconds(profiles[arm]), default=None)
-    if cheapest is None:
-        verdict = "No other bounded arm was run to compare it with"
-    else:
-        gain = _model_seconds(profiles[cheapest]) / _model_seconds(slot)
-        verdict = f"With decoding, {LABELS[cheapest]} takes {gain:.2f} times its time: " + (
-            "a terminal slot is worth it" if gain > 1 else "a terminal slot is not worth it"
-        )
     return (
         f"From counts: over {len(slot)} steps the terminal slot prefills {tokens:,} tokens, {', '.join(counted)}.",
-        f"Measured: it takes {seconds:.1f} s of prefill, {', '.join(measured)}; tokens at the deep end cost more. {verdict}.",
+        f"Measured: it takes {seconds:.1f} s of prefill, {', '.join(measured)}; tokens at the deep end cost more. {_verdict(profiles)}.",
     )
+
+
+def _verdict(profiles: Profiles) -> str:
+    """Whether a terminal slot takes less time than the cheapest other bounded arm; UNKNOWN where steps do not tell."""
+    slot = profiles["terminal_slot"]
+    pairs = {LABELS[arm]: _paired(steps, slot) for arm, steps in profiles.items() if arm in _BOUNDED}
+    if not pairs:
+        return "No other bounded arm was run to compare it with"
+    times = {arm: ratio_of_sums([a for a, _ in each], [b for _, b in each]) for arm, each in pairs.items()}
+    name, gain = smallest(times)
+    n = len(pairs[name])
+    said = f"With decoding, {name} takes {gain.value:.2f} times its time"
+    if not math.isfinite(gain.high):
+        return f"{said}: UNKNOWN whether a terminal slot is worth it, since {n} steps are too few for an interval"
+    interval = (
+        f"{gain.low:.2f} to {gain.high:.2f} with {gain.confidence:.0%} confidence, computed from {n} measured steps"
+    )
+    worth = gain.lies_within(most=1)
+    if worth is None:
+        return f"{said} ({interval}): UNKNOWN whether a terminal slot is worth it"
+    return f"{said} ({interval}): a terminal slot is {'not ' if worth else ''}worth it"
+
+
+def _paired(steps: Sequence[StepProfile], slot: Sequence[StepProfile]) -> list[tuple[float, float]]:
+    """Model seconds of the steps that both ran."""
+    theirs = {(step.task, step.step): step.prefill_seconds + step.decode_seconds for step in slot}
+    return [
+        (step.prefill_seconds + step.decode_seconds, theirs[step.task, step.step])
+        for step in steps
+        if (step.task, step.step) in theirs
+    ]
 
 
 def _prefilled(steps: Sequence[StepProfile]) -> int:
     return sum(step.prefilled_tokens for step in steps)
-
-
-def _model_seconds(steps: Sequence[StepProfile]) -> float:
-    return sum(step.prefill_seconds + step.decode_seconds for step in steps)
 
 
 def by_step(steps: Iterable[StepProfile], value: Callable[[StepProfile], float]) -> tuple[float, ...]:

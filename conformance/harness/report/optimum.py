@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from rich.table import Table
 
-from conformance.harness.arms.optimum import DISCLAIMER, MOST_STEPS, Optimum, TaskOptimum
+from conformance.harness.arms.optimum import DISCLAIMER, Optimum, TaskOptimum, most_steps
 from conformance.harness.arms.profile import Profiles, StepProfile
 from conformance.harness.report.arms import Bound, by_step, write_plot
 
@@ -62,10 +62,10 @@ def lines(found: Optimum) -> list[str]:
 
 def _notes(found: Optimum) -> list[str]:
     notes = [
-        f"means over {len(found.tasks)} tasks of at most {MOST_STEPS} steps; per task only prefill is swapped, nothing is clamped"
+        f"means over {len(found.tasks)} tasks of at most {most_steps()} steps; per task only prefill is swapped, nothing is clamped"
     ]
     if found.excluded:
-        notes.append(f"left out, more than {MOST_STEPS} steps: {', '.join(found.excluded)}")
+        notes.append(f"left out, more than {most_steps()} steps: {', '.join(found.excluded)}")
     worse = [task.task for task in found.tasks if task.wall_optimum > task.wall_evict]
     if worse:
         notes.append(f"worse than evict, because new content took longer there: {', '.join(worse)}")
