@@ -143,12 +143,14 @@ def _finding(path: Path) -> Found:
 
 
 def _kept(key: dict[str, Any], read: Callable[[], Reading], fresh: bool) -> Reading:
-    """The reading of an earlier run with the same key, else a new one, which is kept."""
+    """The reading of an earlier run with the same key, else a new one, which is kept where it tells something."""
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     path = models.cache_folder() / "bisect" / f"{name}.json"
     if path.is_file() and not fresh:
         return Reading(**json.loads(path.read_text()))
     reading = read()
+    if reading.value == "untestable":
+        return reading
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{name}.{secrets.token_hex(4)}")
     partial.write_text(json.dumps(asdict(reading)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -104,6 +105,12 @@ def test_a_finding_is_walked_again(model: str, removes: bool, value: Value) -> N
         "what": "", "expected": "", "seen": "", "deviation": 0.8, "limit": 1e-5, "known": known,
     }  # fmt: skip
     assert read_finding("bundled", Found(**found)).value == value  # type: ignore[arg-type]
+
+
+def test_what_could_not_be_tested_is_tried_again(cache: Path) -> None:
+    readings = iter([Reading("untestable", "no memory"), Reading("good", "holds"), Reading("bad", "fails")])
+    read = partial(bisect._kept, {"check": "x"}, lambda: next(readings), False)
+    assert [read().value, read().value, read().value] == ["untestable", "good", "good"]
 
 
 def asked(*arguments: str) -> tuple[int, str, str]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.harness.bench import Acquaintance
+from conformance.harness.bench import Acquaintance, Setup
 from conformance.harness.contract.schema import Invariant, Space
 from conformance.harness.exam.budget import fit
 from conformance.harness.exam.check import every_check
 from conformance.harness.exam.drawing import drawn_ahead
-from conformance.harness.exam.examination import contract
+from conformance.harness.exam.examination import Examination, contract
 from conformance.harness.exam.progress import Progress
+from conformance.harness.measure.deviation import Deviation
 from conformance.harness.prompts.scaling import decoded_at_most
 from conformance.harness.prompts.transcript import Transcript
 
@@ -110,3 +114,35 @@ def test_progress_counts_cases_and_ignores_a_line_that_is_being_written(
     (tmp_path / "cases.jsonl").write_text(f"{first}\n{first}\n{first[:10]}")
     assert progress.line().startswith("... 2 of about ")
     assert " s left" in progress.line()
+
+
+@pytest.mark.parametrize(("recorded", "verdict"), [(True, "UNKNOWN"), (False, "PASS")])
+def test_a_list_of_cases_that_was_not_run_to_its_end_is_no_pass(recorded: bool, verdict: str) -> None:
+    specs, check = contract(), every_check()["RP-09"]
+    cases = [case.model_dump() for case in drawn_ahead(check, specs["RP-09"], 4, 0)]
+
+    def slowly(*_: object, **__: object) -> SimpleNamespace:
+        time.sleep(0.3)
+        return SimpleNamespace(deviation=Deviation(0.0, "nothing"), seconds_in_library=0.3)
+
+    child: Any = SimpleNamespace(call=slowly)
+    known = acquainted(1e6)
+    looked = Examination(
+        setup=Setup("bundled", "qwen3-mini"),
+        model="qwen3-mini",
+        invariant=specs["RP-09"],
+        profile=specs.profiles["smoke"],
+        examples=len(cases),
+        seed=0,
+        acquaintance=known,
+        ceiling=specs.ceilings[known.weights],
+        child=child,
+        recorded=cases if recorded else None,
+        deadline=time.time() + 0.1,
+    ).take(check)
+    assert looked.verdict == verdict, looked.reason
+    assert 1 <= looked.examples < len(cases)
+    if recorded:
+        assert f"{len(cases) - looked.examples} of {len(cases)} cases were left out when the budget ended" in str(
+            looked.reason
+        )

@@ -378,6 +378,14 @@ def test_shards_of_a_gate_are_one_gate() -> None:
     assert {pair.id for pair in whole.pairs} == {"RP-01", "RP-02"}
 
 
+def test_what_blocks_in_one_shard_blocks_in_all() -> None:
+    harmless = regression().model_copy(update={"outcome": "crash", "blocks": False})
+    for order in ((harmless, regression()), (regression(), harmless)):
+        whole = merge_comparisons({"one": shard(1, 2, order[0]), "two": shard(2, 2, order[1])})
+        assert whole.answer.exit_code == 1
+        assert [pair.outcome for pair in whole.pairs] == ["regression"]
+
+
 def test_a_shard_that_is_missing_leaves_no_answer() -> None:
     passed = pair_of(measured([0.0], 1e-9), measured([0.0], 1e-9))
     whole = merge_comparisons({"one": shard(1, 3, passed), "three": shard(3, 3)})

@@ -58,8 +58,13 @@ def test_counts_are_compared_exactly(before: int, after: int) -> None:
     assert speed.blocks == (after > before)
 
 
+def test_bytes_per_token_are_told_to_the_fraction() -> None:
+    speed = judge_count("m", "KV bytes per token", Counted(unit="bytes", because="a test says so"), 1024.0, 1024.25)
+    assert (speed.outcome, speed.reason) == ("regression", "1024.25 bytes, before 1024")
+
+
 def test_what_is_measured_can_be_judged_in_every_profile() -> None:
-    spec = load_performance(SPECS)
+    spec = load_performance(SPECS).performance
     assert set(spec.rounds) == set(contract().profiles)
     assert set(spec.models) <= set(models.names())
     assert {f"decode at {depth} tokens" for depth in spec.depths} <= set(spec.measures)

@@ -148,7 +148,8 @@ def test_a_baseline_that_dies_when_it_is_loaded_leaves_nothing_to_compare(tmp_pa
         (["--jobs", "none"], "give a number of processes"),
         (["--model", "/nonexistent.gguf"], "give the path of a GGUF"),
         (["--report", "/proc/nothing"], "name a folder that can be written"),
-        (["-k", "no-such-check"], "chooses no check"),
+        (["-k", "no-such-check"], "-k no-such-check: chooses no check"),
+        (["-k", "RP-01", "--shard", "1/9999"], "-k RP-01 --shard 1/9999: chooses no check"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(options: list[str], says: str, tmp_path: Path) -> None:

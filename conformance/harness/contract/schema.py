@@ -218,23 +218,38 @@ class Timed(Counted):
 class Performance(Entry):
     """What the gate measures of speed and size.
 
-    A round prefills to each of ``depths`` tokens in turn and decodes ``decoded_tokens`` single ones there. ``repeats`` is
-    how often a round saves and restores. ``rounds`` are paired rounds for every profile.
+    A round prefills to each of ``depths`` tokens in turn, in micro-batches of ``ubatch``, and decodes ``decoded_tokens`` single
+    ones there. ``repeats`` is how often a round saves and restores; ``detour_tokens`` lie between a checkpoint and the way
+    back to it, and the last ``taken_back_tokens`` of them are taken back alone. A round that has no end after ``timeout_seconds`` hangs.
+    ``rounds`` are paired rounds for every profile.
     """
 
     models: ModelNames
     depths: Annotated[tuple[Count, ...], AfterValidator(_distinct), Field(description="a list of depths in tokens")]
+    ubatch: Count
     decoded_tokens: Count
     repeats: Count
+    detour_tokens: Count
+    taken_back_tokens: Count
+    timeout_seconds: Seconds
     rounds: dict[str, Count]
     counts: dict[str, Counted]
     measures: dict[str, Timed]
+
+
+class SecondLooks(Entry):
+    """How the gate looks again at what differs: at ``most`` differences, with ``patience`` times the profile's timeout for a case."""
+
+    most: Count
+    patience: Annotated[float, Field(ge=1, allow_inf_nan=False, description="a factor from 1 up")]
+    because: Text
 
 
 class PerformanceFile(Entry):
     """``specs/performance.yaml``."""
 
     performance: Performance
+    second_looks: SecondLooks
 
 
 class Source(Entry):

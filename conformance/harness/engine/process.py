@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -21,6 +24,19 @@ def reset_peak() -> None:
 def peak_bytes() -> int:
     """The most resident memory since `reset_peak`."""
     return _status("VmHWM")
+
+
+@contextmanager
+def little_memory(headroom: int) -> Iterator[None]:
+    """Lets this process take `headroom` bytes of address space more than it has; what asks for more is refused at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = _status("VmSize") + headroom
+    ceilings = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *ceilings]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _status(name: str) -> int:

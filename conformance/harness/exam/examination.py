@@ -217,11 +217,14 @@ class Examination:
             else:
                 reason = self._refused[0] if self._refused else "no case was run"
                 outcome = Outcome("UNKNOWN", f"no case could be measured: {reason}")
-        elif outcome.verdict == "PASS" and self._left_out and time.time() <= self.deadline:
+        elif (
+            outcome.verdict == "PASS" and self._left_out and (self.recorded is not None or time.time() <= self.deadline)
+        ):
+            allowed = f"after {self._allowed_seconds:.0f} s, the check's time in this profile"
             outcome = Outcome(
                 "UNKNOWN",
-                f"{self._left_out} of {self.examples} cases were left out after {self._allowed_seconds:.0f} s, "
-                "the check's time in this profile; those that ran passed",
+                f"{self._left_out} of {self.examples} cases were left out "
+                f"{'when the budget ended' if time.time() > self.deadline else allowed}; those that ran passed",
                 outcome.deviation,
             )
         return self._report(check, case, outcome, time.perf_counter() - begin)

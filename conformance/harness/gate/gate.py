@@ -10,6 +10,7 @@ from typing import Any
 
 from conformance.harness import builds
 from conformance.harness.bench import Setup
+from conformance.harness.contract.schema import Performance
 from conformance.harness.engine import BuildError
 from conformance.harness.engine.child import ChildDeath
 from conformance.harness.exam.digest import suite_digest
@@ -76,7 +77,7 @@ def gate(
         BuildError, UsageError: the comparison could not be made.
 
     """
-    specs = contract()
+    specs, spec = contract(), load_performance(SPECS)
     if ask.profile not in specs.profiles:
         raise UsageError(f"--profile {ask.profile!r}: no such profile; choose from {', '.join(specs.profiles)}")
     if fault is not None and fault not in FAULTS:
@@ -107,6 +108,8 @@ def gate(
     except Died as death:
         return answered(Comparison(**frame, candidate={"reference": candidate}, pairs=(), death=str(death)))
     cases = write_cases(folder / CASES_NAME, specs, ask)
+    if not any(ask.takes(*key) for key in cases):
+        raise UsageError(f"{ask.choice}: chooses no check on these models; the ids are in specs/")
     sides, reused = [], []
     for name, identity, lie in (("baseline", old, None), ("candidate", new, fault)):
         results, is_old = run(name, identity, ask, folder, fault=lie, fresh=fresh, tell=tell)
@@ -114,9 +117,9 @@ def gate(
         reused += [name] if is_old else []
     before, after = sides
     pairs = compare(before.results, after.results, only_run=ask.selected is not None)
-    if ask.selected is not None and not pairs:
-        raise UsageError(f"-k {ask.selected}: chooses no check; see the ids in specs/")
-    with Looks(specs, ask, before, after, _jobs(ask)) as looks:
+    if not pairs:
+        raise UsageError(f"{ask.choice}: chooses no check that applies to these models; the ids are in specs/")
+    with Looks(specs, spec.second_looks, ask, before, after, _jobs(ask)) as looks:
         tell("second looks at what differs")
         pairs = looks.confirmed(pairs)
         tell("states from one build to the other")
@@ -125,7 +128,7 @@ def gate(
     measured: list[Speed] = []
     if ask.selected is None and (ask.shard is None or ask.shard.number == 1):
         tell("speed and size, in turn")
-        measured = _speeds(before, after, ask)
+        measured = _speeds(spec.performance, before, after, ask)
     return answered(
         Comparison(
             **frame,
@@ -153,8 +156,7 @@ def _jobs(ask: Ask) -> int:
     return (os.cpu_count() or 1) if ask.jobs == "auto" else int(ask.jobs)
 
 
-def _speeds(before: Side, after: Side, ask: Ask) -> list[Speed]:
-    spec = load_performance(SPECS)
+def _speeds(spec: Performance, before: Side, after: Side, ask: Ask) -> list[Speed]:
     named = {subject_of(name).name: name for name in ask.models}
     models = [model for model in spec.models if model in named] or list(named)[:1]
     return [

@@ -13,6 +13,7 @@ from typing import Any
 from conformance.harness.bench import Acquaintance, Setup
 from conformance.harness.contract.load import Contract
 from conformance.harness.contract.needs import Subject, applies
+from conformance.harness.contract.schema import SecondLooks
 from conformance.harness.engine.child import Child
 from conformance.harness.exam.check import every_check
 from conformance.harness.exam.examination import Examination
@@ -25,8 +26,6 @@ from .suite import Ask
 Cases = Sequence[dict[str, Any]]
 BOTH_BUILDS = "other_build"
 _SECOND_LOOKS = ("regression", "crash", "timeout", "fixed")
-_PATIENCE = 3.0  # times the profile's timeout: a machine with other work is no hang
-_MOST_LOOKS = 40  # more differences than that are no accident
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,10 @@ class Side:
 class Looks:
     """Examines single checks on both builds, in processes that are kept warm. Use as a context manager."""
 
-    def __init__(self, contract: Contract, ask: Ask, baseline: Side, candidate: Side, jobs: int) -> None:
-        self._contract, self._ask, self._jobs = contract, ask, jobs
+    def __init__(
+        self, contract: Contract, looks: SecondLooks, ask: Ask, baseline: Side, candidate: Side, jobs: int
+    ) -> None:
+        self._contract, self._looks, self._ask, self._jobs = contract, looks, ask, jobs
         self.baseline, self.candidate = baseline, candidate
         self._checks = every_check()
         self._models = {subject.name: name for name in ask.models for subject in [subject_of(name)]}
@@ -80,7 +81,7 @@ class Looks:
             if pair.outcome in _SECOND_LOOKS and pair.baseline and pair.candidate and self._common(pair.model)
         ]
         sides = [(side, self._child()) for side in (self.baseline, self.candidate)]
-        again = {(pair.id, pair.model): self._again(pair, sides) for pair in doubtful[:_MOST_LOOKS]}
+        again = {(pair.id, pair.model): self._again(pair, sides) for pair in doubtful[: self._looks.most]}
         return [again.get((pair.id, pair.model), pair) for pair in pairs]
 
     def _again(self, pair: Pair, sides: Sequence[tuple[Side, Child]]) -> Pair:
@@ -113,7 +114,9 @@ class Looks:
             ),
             model=model,
             invariant=self._contract[id],
-            profile=profile.model_copy(update={"example_timeout_seconds": _PATIENCE * profile.example_timeout_seconds}),
+            profile=profile.model_copy(
+                update={"example_timeout_seconds": self._looks.patience * profile.example_timeout_seconds}
+            ),
             examples=len(cases),
             seed=self._ask.seed,
             acquaintance=known,
@@ -131,7 +134,7 @@ class Looks:
             if BOTH_BUILDS in invariant.needs.capabilities
             and (subject := self._common(model))
             and applies(invariant, subject) is None
-            and self._asked(invariant.id, model)
+            and self._ask.takes(invariant.id, model)
         ]
 
         children: SimpleQueue[Child] = SimpleQueue()
@@ -152,10 +155,6 @@ class Looks:
 
         with ThreadPoolExecutor(self._jobs) as pool:
             return list(pool.map(look, wanted))
-
-    def _asked(self, id: str, model: str) -> bool:
-        shard = self._ask.shard
-        return (shard is None or shard.holds(id, model)) and self._ask.selects(id, model)
 
     def _common(self, model: str) -> Subject | None:
         """A model as both builds know it, None where one of them does not."""

@@ -23,18 +23,13 @@ from conformance.harness.exam.session import child_for
 from conformance.harness.measure.timing import Estimate, interleaved, ratio
 from conformance.harness.report.comparison import Outcome, Speed
 
-_UBATCH = 128
-_TAKEN_BACK = 8
-_DETOUR = 32
-_ROUND_SECONDS = 120.0
-
 
 @dataclass(frozen=True)
 class Round:
     """What one round of one build gave: measures (seconds, or bytes for the peak) and counts, by name."""
 
     measures: Mapping[str, float]
-    counts: Mapping[str, int]
+    counts: Mapping[str, float]
 
 
 class Unmeasured(Exception):
@@ -45,9 +40,9 @@ class Unmeasured(Exception):
         self.side, self.error = side, error
 
 
-def load_performance(specs: Path) -> Performance:
-    """What to measure. Raises SpecError."""
-    return load_file(specs / "performance.yaml", PerformanceFile).content.performance
+def load_performance(specs: Path) -> PerformanceFile:
+    """What to measure, and how often to look again. Raises SpecError."""
+    return load_file(specs / "performance.yaml", PerformanceFile).content
 
 
 def measure_round(setup: Setup, spec: Performance) -> Round:
@@ -55,7 +50,7 @@ def measure_round(setup: Setup, spec: Performance) -> Round:
     bench = bench_of(setup)
     reset_peak()
     measures: dict[str, float] = {"prefill": 0.0}
-    settings = ContextSettings(n_ctx=2 * max(spec.depths), n_batch=2048, n_ubatch=_UBATCH)
+    settings = ContextSettings(n_ctx=2 * max(spec.depths), n_batch=2048, n_ubatch=spec.ubatch)
     pieces = bench.texts(0, *_steps(spec))
     with bench.context(settings) as context:
         blobs: list[Blob] = []
@@ -66,12 +61,12 @@ def measure_round(setup: Setup, spec: Performance) -> Round:
         blob = context.save()
         measures["save"] = median(_seconds(context.save) for _ in range(spec.repeats))
         measures["restore"] = median(_seconds(lambda: context.restore(blob)) for _ in range(spec.repeats))
-        counts = {
-            "KV bytes per token": (len(blobs[-1]) - len(blobs[0])) // (spec.depths[-1] - spec.depths[0]),
+        counts: dict[str, float] = {
+            "KV bytes per token": (len(blobs[-1]) - len(blobs[0])) / (spec.depths[-1] - spec.depths[0]),
             "checkpoint bytes": len(_checkpoint(bench, context)),
         }
     measures["peak RSS"] = float(peak_bytes())
-    return Round(measures, {**counts, **_reprefilled(bench, spec.depths[0])})
+    return Round(measures, {**counts, **_reprefilled(bench, spec)})
 
 
 def _steps(spec: Performance) -> Iterator[int]:
@@ -102,9 +97,10 @@ def _checkpoint(bench: Bench, context: Context) -> Blob:
     return context.save(flags=_partial(bench))
 
 
-def _reprefilled(bench: Bench, n: int) -> dict[str, int]:
+def _reprefilled(bench: Bench, spec: Performance) -> dict[str, float]:
     """Tokens that are to be decoded again: none where the build takes the short way, all where it refuses it."""
-    prefix, detour = bench.texts(1, n, _DETOUR)
+    n = spec.depths[0]
+    prefix, detour = bench.texts(1, n, spec.detour_tokens)
 
     def lost(short_way: Callable[[Context], bool], **settings: int) -> int:
         try:
@@ -125,12 +121,12 @@ def _reprefilled(bench: Bench, n: int) -> dict[str, int]:
 
     def take_back(context: Context) -> bool:
         context.decode(detour)
-        return context.seq_rm(0, n + _DETOUR - _TAKEN_BACK)
+        return context.seq_rm(0, n + spec.detour_tokens - spec.taken_back_tokens)
 
     return {
         "re-prefill to a checkpoint": lost(to_checkpoint),
         "re-prefill in a new context": lost(in_new_context),
-        "re-prefill to take back": lost(take_back, n_rs_seq=_TAKEN_BACK),
+        "re-prefill to take back": lost(take_back, n_rs_seq=spec.taken_back_tokens),
     }
 
 
@@ -148,7 +144,7 @@ def speeds(setups: Sequence[Setup], spec: Performance, rounds: int) -> list[Spee
 
             def one() -> float:
                 try:
-                    done: Round = child.call(measure_round, setup, spec, timeout=_ROUND_SECONDS)
+                    done: Round = child.call(measure_round, setup, spec, timeout=spec.timeout_seconds)
                 except (ChildDeath, StateError, DecodeError, ModelError) as error:
                     raise Unmeasured(name, error) from None
                 taken[name].append(done)
@@ -194,7 +190,7 @@ def unmeasured(model: str, name: str, spec: Counted, end: Unmeasured) -> Speed:
     )
 
 
-def judge_count(model: str, name: str, spec: Counted, baseline: int, candidate: int) -> Speed:
+def judge_count(model: str, name: str, spec: Counted, baseline: float, candidate: float) -> Speed:
     """A count that grew is a regression, one that shrank is fixed."""
     outcome: Outcome = "pass" if candidate == baseline else "regression" if candidate > baseline else "fixed"
     return Speed(
@@ -204,7 +200,7 @@ def judge_count(model: str, name: str, spec: Counted, baseline: int, candidate: 
         kind="count",
         outcome=outcome,
         blocks=outcome == "regression",
-        reason="" if outcome == "pass" else f"{candidate} {spec.unit}, before {baseline}",
+        reason="" if outcome == "pass" else f"{candidate:.16g} {spec.unit}, before {baseline:.16g}",
         baseline=baseline,
         candidate=candidate,
         ratio=candidate / baseline if baseline else (1.0 if candidate == baseline else math.inf),

@@ -60,6 +60,16 @@ class Ask:
         options += ["-n", self.jobs, "--dist", "worksteal"] if self.jobs != "1" else []
         return [*options, "--cases", str(cases)]
 
+    def takes(self, id: str, model: str) -> bool:
+        """Whether this gate makes a check on a model where it applies."""
+        return (self.shard is None or self.shard.holds(id, model)) and self.selects(id, model)
+
+    @property
+    def choice(self) -> str:
+        """The options that leave checks out, for people."""
+        parts = [f"-k {self.selected}"] if self.selected is not None else []
+        return " ".join([*parts, *([f"--shard {self.shard}"] if self.shard else [])]) or "--model"
+
     def selects(self, id: str, model: str) -> bool:
         """Whether `selected` chooses a check that pytest does not run; words are looked for as in pytest's -k."""
         if self.selected is None:

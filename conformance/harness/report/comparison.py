@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -270,27 +271,44 @@ def _unexcused(baseline: Check | None, candidate: Check, absence: str) -> tuple[
     return _by_deviation(baseline, candidate)
 
 
+@dataclass(frozen=True)
+class _Common:
+    """A case that both builds measured, and how they differ there; see `_change`."""
+
+    before: MeasuredCase
+    after: MeasuredCase
+    change: set[str]
+
+
+def _in_common(baseline: Check, candidate: Check) -> list[_Common]:
+    befores, afters = _measured(baseline), _measured(candidate)
+    both = [(befores[name], after) for name, after in afters.items() if name in befores]
+    return [_Common(old, new, _change(old, new, _sign(candidate))) for old, new in both]
+
+
+def _sign(check: Check) -> int:
+    return -1 if check.wants_more else 1
+
+
 def _by_deviation(baseline: Check, candidate: Check) -> tuple[Outcome, str]:
     """Of two checks that were measured to their end: by the cases that both measured."""
-    befores, afters = _measured(baseline), _measured(candidate)
-    common = [(befores[case], afters[case]) for case in afters if case in befores]
-    sign = -1 if candidate.wants_more else 1
-    changes = [_change(*both, sign) for both in common]
+    common = _in_common(baseline, candidate)
     refused = _refusals(baseline, candidate)
-    failing_before, failing = (sum(side in change for change in changes) for side in ("before", "after"))
+    failing_before, failing = (sum(side in each.change for each in common) for side in ("before", "after"))
     told = f"{failing} of {len(common)} cases fail, {failing_before} before{refused}"
-    alone = [case for name, case in afters.items() if name not in befores and case.verdict == "FAIL"]
-    worse = _worst_new_failure(baseline, candidate)
+    worse = _worst_new_failure(common, candidate)
     if worse is None and failing:
         return "known", told
     if worse is not None:
-        old, new = worse
-        limit, floor = _joint(old, new, sign)
+        old, new = worse.before, worse.after
+        limit, floor = _joint(old, new, _sign(candidate))
         return "regression", (
             f"deviation {figure(new.deviation)}, before {figure(old.deviation)}; floor of both {figure(floor)}, "
             f"accepted {'from' if candidate.wants_more else 'up to'} {figure(abs(limit))} ({told}): {_said(candidate)}"
         )
-    if alone or "edge" in {word for change in changes for word in change}:
+    befores = _measured(baseline)
+    alone = any(case.verdict == "FAIL" for name, case in _measured(candidate).items() if name not in befores)
+    if alone or any("edge" in each.change for each in common):
         why = "in cases that the baseline refuses" if alone else "by less than the noise beyond the baseline"
         return "unknown", f"it fails {why}{refused}: {_said(candidate)}"
     if failing_before:
@@ -300,23 +318,20 @@ def _by_deviation(baseline: Check, candidate: Check) -> tuple[Outcome, str]:
     return "pass", refused.removeprefix("; ")
 
 
-def _worst_new_failure(baseline: Check, candidate: Check) -> tuple[MeasuredCase, MeasuredCase] | None:
-    """Of the cases that the candidate alone fails the one that deviates most, on both builds."""
-    befores, afters = _measured(baseline), _measured(candidate)
-    sign = -1 if candidate.wants_more else 1
-    both = ((befores[case], after) for case, after in afters.items() if case in befores)
-    new = [(old, after) for old, after in both if _change(old, after, sign) == {"after"}]
-    return max(new, key=lambda each: _value(each[1], sign), default=None)
+def _worst_new_failure(common: Sequence[_Common], candidate: Check) -> _Common | None:
+    """Of the cases that the candidate alone fails the one that deviates most."""
+    new = [each for each in common if each.change == {"after"}]
+    return max(new, key=lambda each: _value(each.after, _sign(candidate)), default=None)
 
 
 def case_to_look_at(baseline: Check, candidate: Check, outcome: Outcome) -> dict[str, Any] | None:
     """The case that shows a difference best, None where the check names none."""
-    worse = _worst_new_failure(baseline, candidate)
+    worse = _worst_new_failure(_in_common(baseline, candidate), candidate)
     case: dict[str, Any] | None = candidate.case
     if outcome == "fixed":
         case = baseline.case
-    elif worse and worse[1].case:
-        case = worse[1].case
+    elif worse and worse.after.case:
+        case = worse.after.case
     return case
 
 
@@ -504,4 +519,4 @@ def amount(value: float | None, unit: str) -> str:
         return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
     if unit == "bytes" and value >= 1e4:
         return f"{value / 2**20:.2f} MiB" if value >= 1e6 else f"{value / 2**10:.1f} KiB"
-    return f"{value:,.0f} {unit}"
+    return f"{value:,.10g} {unit}"

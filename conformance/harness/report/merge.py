@@ -51,7 +51,7 @@ def merge(shards: Mapping[str, Results]) -> Results:
 def merge_comparisons(shards: Mapping[str, Comparison]) -> Comparison:
     """Joins the shards of one gate; keys are their names in messages and notes.
 
-    Of two outcomes of one check the worse stays. A shard that is missing leaves no answer.
+    Of two outcomes of one check the one that blocks stays, else the worse. A shard that is missing leaves no answer.
 
     Raises ReportError when shards differ in the builds, the suite, the profile, the seed or the planted fault.
     """
@@ -67,7 +67,7 @@ def merge_comparisons(shards: Mapping[str, Comparison]) -> Comparison:
     pairs: dict[tuple[str, str], Pair] = {}
     for pair in (pair for shard in shards.values() for pair in shard.pairs):
         earlier = pairs.setdefault((pair.id, pair.model), pair)
-        pairs[pair.id, pair.model] = max(earlier, pair, key=lambda each: OUTCOMES.index(each.outcome))
+        pairs[pair.id, pair.model] = max(earlier, pair, key=lambda each: (each.blocks, OUTCOMES.index(each.outcome)))
     settings = [shard.settings for shard in shards.values()]
     joined = first.model_copy(
         update={
