@@ -101,10 +101,12 @@ def write_cases(path: Path, contract: Contract, ask: Ask) -> dict[tuple[str, str
             drawn = drawn_ahead(
                 checks[invariant.id], invariant.decoding_at_most(most), invariant.examples[ask.profile], ask.seed
             )
+            content = [case.model_dump() for case in drawn]
+            lines = [json.dumps(case) for case in content]
             for name in names:
-                cases[invariant.id, name] = [case.model_dump() for case in drawn]
-                for case in cases[invariant.id, name]:
-                    stream.write(json.dumps({"id": invariant.id, "model": name, "case": case}) + "\n")
+                cases[invariant.id, name] = content
+                opening = json.dumps({"id": invariant.id, "model": name})[:-1]
+                stream.writelines(f'{opening}, "case": {line}}}\n' for line in lines)
     return cases
 
 
