@@ -110,8 +110,12 @@ def test_times_are_taken_after_all_else_and_decide_only_when_asked(tmp_path: Pat
     assert "informative not passing" not in quick.stdout
     said = {pair["id"]: pair["reason"] for pair in content(tmp_path / "quick")["not_applicable"]}
     assert said["DC-03/recurrent"].startswith(
-        "DC-03/recurrent measures times, for which smoke has none; run the profile st"
+        "DC-03/recurrent measures times, for which this run of smoke has none; run the profile st"
     )
+    untimed = run(tmp_path / "untimed", *slow, *timing, "--no-timing")
+    assert "informative not passing" not in untimed.stdout
+    said = {pair["id"]: pair["reason"] for pair in content(tmp_path / "untimed")["not_applicable"]}
+    assert said["DC-03/recurrent"].endswith("this run of standard has none; leave --no-timing out")
 
 
 @pytest.mark.parametrize("id", ["DC-02", "DC-03/recurrent"])

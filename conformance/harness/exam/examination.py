@@ -39,9 +39,15 @@ _PATIENCE = (
 )
 
 
-def contract(*, strict_timing: bool = False) -> Contract:
-    """What must hold: the specs of this checkout. With `strict_timing` what is measured alone is required too."""
+def contract(*, strict_timing: bool = False, timing: bool = True) -> Contract:
+    """What must hold: the specs of this checkout.
+
+    With `strict_timing` what is measured alone is required too; without `timing` no profile looks at it where it only informs.
+    """
     loaded = load_specs(SPECS, (*models.names(), *TRAINED))
+    if not timing:
+        untimed = {name: each.model_copy(update={"timed": False}) for name, each in loaded.profiles.items()}
+        loaded = replace(loaded, profiles=untimed)
     if not strict_timing:
         return loaded
     strict = {

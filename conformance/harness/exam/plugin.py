@@ -86,6 +86,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cases", default=None, metavar="FILE", help="run the cases recorded in this cases.jsonl instead of drawing"
     )
     group.addoption(
+        "--no-timing",
+        action="store_true",
+        help="leave out what measures time and only informs, as smoke does",
+    )
+    group.addoption(
         "--strict-timing",
         action="store_true",
         help="let checks that measure time decide the verdict; without it they are shown and only inform",
@@ -105,19 +110,23 @@ def _examines(config: pytest.Config) -> bool:
     return not places or not all(place.is_relative_to(selftests) for place in places)
 
 
+def _asked(config: pytest.Config) -> Contract:
+    return contract(strict_timing=config.option.strict_timing, timing=not config.option.no_timing)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the session, or take the one that the controller prepared."""
     if not _examines(config) or config.option.collectonly or config.option.help:
         return
     if hasattr(config, "workerinput"):
         config.stash[_SESSION] = pickle.loads(config.workerinput[_PROPERTY])
-        config.stash[_CONTRACT] = contract(strict_timing=config.option.strict_timing)
+        config.stash[_CONTRACT] = _asked(config)
         return
     if config.option.tbstyle == "auto":
         config.option.tbstyle = "no"  # the report below says it better
         config.option.reportchars = ""
     try:
-        config.stash[_CONTRACT] = contract(strict_timing=config.option.strict_timing)
+        config.stash[_CONTRACT] = _asked(config)
         _refuse_loose_ends(config.stash[_CONTRACT])
         known = known_failures()
         waivers = (
@@ -380,6 +389,7 @@ class _Controller:
                 "seed": options.seed,
                 "threads": options.n_threads,
                 "strict_timing": config.option.strict_timing,
+                "timing": not config.option.no_timing,
                 "fault": options.fault,
                 **({"shard": str(options.shard)} if options.shard else {}),
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),

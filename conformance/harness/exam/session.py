@@ -320,7 +320,8 @@ def _untouched(profile: str, contract: Contract, invariant: Invariant, subject: 
     """Why a profile does not look at a pair, None where it does."""
     if invariant.alone and not invariant.required and not contract.profiles[profile].timed:
         looking = " or ".join(name for name, each in contract.profiles.items() if each.timed)
-        return f"{invariant.id} measures times, for which {profile} has none; run the profile {looking}, or --strict-timing"
+        advice = f"run the profile {looking}, or --strict-timing" if looking else "leave --no-timing out"
+        return f"{invariant.id} measures times, for which this run of {profile} has none; {advice}"
     return applies(invariant, subject)
 
 

@@ -52,13 +52,13 @@ class Ask:
     jobs: str = "auto"
 
     def options(self, cases: Path) -> list[str]:
-        """The same as options of `python -m conformance`."""
+        """The same as options of `python -m conformance`; times are not for one build after the other to compare."""
         options = ["--profile", self.profile, "--seed", str(self.seed), "--threads", str(self.threads)]
         options += [part for name in self.models for part in ("--model", name)]
         options += ["-k", self.selected] if self.selected else []
         options += ["--shard", str(self.shard)] if self.shard else []
         options += ["-n", self.jobs, "--dist", "worksteal"] if self.jobs != "1" else []
-        return [*options, "--cases", str(cases)]
+        return [*options, "--no-timing", "--cases", str(cases)]
 
     def takes(self, id: str, model: str) -> bool:
         """Whether this gate makes a check on a model where it applies."""
