@@ -28,7 +28,7 @@ from conformance.harness.report.comparison import (
     read_comparison,
     strictly,
 )
-from conformance.harness.report.gate_forms import render_junit, render_summary, write_comparison
+from conformance.harness.report.gate_forms import account, render_junit, render_summary, write_comparison
 from conformance.harness.report.merge import merge_comparisons
 from conformance.harness.report.results import Check, MeasuredCase, NotApplicable, Results, Verdict
 from conformance.harness.report.store import ReportError
@@ -179,6 +179,7 @@ def test_what_is_newly_known_blocks_only_strictly_and_is_always_told(after: Chec
     answer = answered(comparison([pair])).answer
     assert answer.exit_code == 0
     assert "new with the candidate, and known: RP-01" in answer.line
+    assert "upstream: https://example.org/1" in list(account(pair))
     assert "upstream #1" in pair.reason
     assert answered(comparison([strictly(pair)])).answer.exit_code == 1
 

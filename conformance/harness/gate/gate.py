@@ -108,8 +108,6 @@ def gate(
     except Died as death:
         return answered(Comparison(**frame, candidate={"reference": candidate}, pairs=(), death=str(death)))
     cases = write_cases(folder / CASES_NAME, specs, ask)
-    if not any(ask.takes(*key) for key in cases):
-        raise UsageError(f"{ask.choice}: chooses no check on these models; the ids are in specs/")
     sides, reused = [], []
     for name, identity, lie in (("baseline", old, None), ("candidate", new, fault)):
         results, is_old = run(name, identity, ask, folder, fault=lie, fresh=fresh, tell=tell)
@@ -117,13 +115,13 @@ def gate(
         reused += [name] if is_old else []
     before, after = sides
     pairs = compare(before.results, after.results, only_run=ask.selected is not None)
-    if not pairs:
-        raise UsageError(f"{ask.choice}: chooses no check that applies to these models; the ids are in specs/")
     with Looks(specs, spec.second_looks, ask, before, after, _jobs(ask)) as looks:
         tell("second looks at what differs")
         pairs = looks.confirmed(pairs)
         tell("states from one build to the other")
         pairs += looks.exchanged(cases)
+    if not pairs:
+        raise UsageError(f"{ask.choice}: chooses no check that applies to these models; the ids are in specs/")
     pairs = [strictly(pair) for pair in pairs] if strict else pairs
     measured: list[Speed] = []
     if ask.selected is None and (ask.shard is None or ask.shard.number == 1):

@@ -74,6 +74,9 @@ def builds_line(comparison: Comparison) -> str:
 def account(pair: Pair) -> Iterator[str]:
     """What became of a check, in lines: why, the candidate's own account, the replay of what decided."""
     yield pair.reason
+    excused = pair.candidate.detail.excused if pair.candidate else None
+    if pair.newly_known and excused:
+        yield f"upstream: {excused.upstream}"
     if pair.confirmed is not None:
         yield "a second look showed the same" if pair.confirmed else "a second look did not show the same"
     if pair.candidate is not None and pair.outcome != "fixed":
