@@ -56,10 +56,14 @@ def estimated(check: Check) -> str | None:
         return None
     if check.detail.interval is None:
         told = check.detail.seen if not check.required and check.verdict == "PASS" else None
-        return f"{told}, against {check.detail.expected}" if told else None
+        return _against(told, check.detail.expected) if told else None
     low, high = check.detail.interval
     figures = f"{check.deviation:.3g} ({low:.3g} to {high:.3g})"
-    return f"{figures}, {check.detail.where}: {check.detail.seen}, against {check.detail.expected}"
+    return _against(f"{figures}, {check.detail.where}: {check.detail.seen}", check.detail.expected)
+
+
+def _against(seen: str, expected: str | None) -> str:
+    return f"{seen}, against {expected}" if expected else seen
 
 
 def is_link(text: str) -> bool:
