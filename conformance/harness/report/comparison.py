@@ -280,10 +280,9 @@ class _Common:
     change: set[str]
 
 
-def _in_common(baseline: Check, candidate: Check) -> list[_Common]:
-    befores, afters = _measured(baseline), _measured(candidate)
+def _in_common(befores: Mapping[str, MeasuredCase], afters: Mapping[str, MeasuredCase], sign: int) -> list[_Common]:
     both = [(befores[name], after) for name, after in afters.items() if name in befores]
-    return [_Common(old, new, _change(old, new, _sign(candidate))) for old, new in both]
+    return [_Common(old, new, _change(old, new, sign)) for old, new in both]
 
 
 def _sign(check: Check) -> int:
@@ -292,22 +291,22 @@ def _sign(check: Check) -> int:
 
 def _by_deviation(baseline: Check, candidate: Check) -> tuple[Outcome, str]:
     """Of two checks that were measured to their end: by the cases that both measured."""
-    common = _in_common(baseline, candidate)
+    befores, afters, sign = _measured(baseline), _measured(candidate), _sign(candidate)
+    common = _in_common(befores, afters, sign)
     refused = _refusals(baseline, candidate)
     failing_before, failing = (sum(side in each.change for each in common) for side in ("before", "after"))
     told = f"{failing} of {len(common)} cases fail, {failing_before} before{refused}"
-    worse = _worst_new_failure(common, candidate)
+    worse = _worst_new_failure(common, sign)
     if worse is None and failing:
         return "known", told
     if worse is not None:
         old, new = worse.before, worse.after
-        limit, floor = _joint(old, new, _sign(candidate))
+        limit, floor = _joint(old, new, sign)
         return "regression", (
             f"deviation {figure(new.deviation)}, before {figure(old.deviation)}; floor of both {figure(floor)}, "
             f"accepted {'from' if candidate.wants_more else 'up to'} {figure(abs(limit))} ({told}): {_said(candidate)}"
         )
-    befores = _measured(baseline)
-    alone = any(case.verdict == "FAIL" for name, case in _measured(candidate).items() if name not in befores)
+    alone = any(case.verdict == "FAIL" for name, case in afters.items() if name not in befores)
     if alone or any("edge" in each.change for each in common):
         why = "in cases that the baseline refuses" if alone else "by less than the noise beyond the baseline"
         return "unknown", f"it fails {why}{refused}: {_said(candidate)}"
@@ -318,15 +317,16 @@ def _by_deviation(baseline: Check, candidate: Check) -> tuple[Outcome, str]:
     return "pass", refused.removeprefix("; ")
 
 
-def _worst_new_failure(common: Sequence[_Common], candidate: Check) -> _Common | None:
+def _worst_new_failure(common: Sequence[_Common], sign: int) -> _Common | None:
     """Of the cases that the candidate alone fails the one that deviates most."""
     new = [each for each in common if each.change == {"after"}]
-    return max(new, key=lambda each: _value(each.after, _sign(candidate)), default=None)
+    return max(new, key=lambda each: _value(each.after, sign), default=None)
 
 
 def case_to_look_at(baseline: Check, candidate: Check, outcome: Outcome) -> dict[str, Any] | None:
     """The case that shows a difference best, None where the check names none."""
-    worse = _worst_new_failure(_in_common(baseline, candidate), candidate)
+    sign = _sign(candidate)
+    worse = _worst_new_failure(_in_common(_measured(baseline), _measured(candidate), sign), sign)
     case: dict[str, Any] | None = candidate.case
     if outcome == "fixed":
         case = baseline.case
